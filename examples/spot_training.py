@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bootstrap.contract.pool_policy import TRY_HOURS, Event, Mode
+from bootstrap.contract.pool_policy import Event, Mode
 from bootstrap.training.ledger import read_ledger, table
 from examples.interrupted_training import LIMIT_S, ROOT, DemoError, Node, compare, say
 from examples.local_imds import LocalImds
@@ -33,7 +33,6 @@ from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.simulator import (
     DONE_HOURS,
-    Launching,
     PoolsView,
     SimulatedRun,
     SpotPolicy,
@@ -45,7 +44,6 @@ from optimizer.performance.types import Bools
 TRACES = ROOT / "examples" / "traces"
 GANG = 16
 JOB = SimulatedJob(work_hours=12.0, deadline_hours=16.0, price_ratio=3.3, restart_hours=0.25)
-LAUNCHING = Launching(try_hours=TRY_HOURS)
 # Steps that the training takes to leave: the ranks tell each other of a notice after one and read it after the next.
 LEAVING_STEPS = 2
 # A training process reads the notice within this time.
@@ -102,7 +100,7 @@ class LiveRun(SimulatedRun):
         steps: int,
     ) -> None:
         prices = [[1 / JOB.price_ratio] * len(available)] * available.shape[1]
-        super().__init__(available.tolist(), gap_hours, JOB, LAUNCHING, prices, policy, [JOB.restart_hours], [0.0])
+        super().__init__(available.tolist(), gap_hours, JOB, prices, policy, [0.0])
         self._node, self._imds, self._steps = node, imds, steps
         self._step_hours = JOB.work_hours / steps
         self._pace = os.open(pace, os.O_RDWR | os.O_NONBLOCK)
@@ -219,7 +217,7 @@ def simulated_costs(available: Bools, gap_s: float) -> dict[str, float]:
     prices = np.full((1, available.shape[1]), 1 / JOB.price_ratio)
     costs = {}
     for name, new_policy in POLICIES.items():
-        played = simulate(available, gap_s / 3600, JOB, LAUNCHING, prices, new_policy, seed=0)
+        played = simulate(available, gap_s / 3600, JOB, prices, new_policy, seed=0)
         late = ", late" if played.late[0] else ""
         costs[f"{name}, simulated{late}"] = float(played.cost[0])
     costs["lower bound"] = float(lower_bound(available, gap_s, JOB, prices).cost[0])

@@ -11,7 +11,6 @@ from typing import Any
 import click
 import numpy as np
 
-from bootstrap.contract.pool_policy import TRY_HOURS
 from optimizer.catalog import load
 from optimizer.catalog.sources.offerings import zone_prefix
 from optimizer.commands.long_help import FurtherOption, LongCommand
@@ -24,7 +23,6 @@ from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.price_history import PriceHistory, assume_capacity, read_histories, usd_by_tick
 from optimizer.economics.simulation.replay import NAMES, PolicyFigures, replay
-from optimizer.economics.simulation.simulator import Launching
 from optimizer.economics.simulation.traces import CapacityTrace, read_trace
 from optimizer.performance.types import Floats
 
@@ -73,13 +71,7 @@ Example:
     type=FiniteRange(min=0),
     default=RESTART_HOURS,
     show_default=True,
-    help="Mean hours from a launch to the first new step.",
-)
-@click.option(
-    "--restart-p95-hours",
-    cls=FurtherOption,
-    type=FiniteRange(min=0),
-    help="95th percentile of that time, which is then lognormal.  [default: every restart takes the mean]",
+    help="Hours from a launch to the first new step.",
 )
 @click.option(
     "--checkpoint-hours",
@@ -149,7 +141,7 @@ def command(
     spot_only pay one way only; greedy waits for spot until the deadline allows it no more; uniform_progress is the
     policy of "Can't Be Late" (NSDI'24); fallback buys on demand to the end once spot has not come for 45 minutes, as a
     stack does by default; adaptive is gpufleet's own, the rule of a stack's controller, which learns how long capacity
-    stays and stays away, and keeps the deadline even if restarts take their longest; omniscient is the lower bound of
+    stays and stays away, and keeps the deadline; omniscient is the lower bound of
     all policies, with the trace known beforehand. A policy knows a pool by its own launches only: it asks one pool at a
     time, for all nodes, beside running ones. A trace is {"metadata": {"gap_seconds": G}, "data": [...]} with the number
     of nodes available in each tick.
@@ -176,7 +168,6 @@ def command(
             traces,
             asked,
             names,
-            launching=Launching(try_hours=TRY_HOURS),
             price_ratios=ratios,
             together=together,
             starts=starts,

@@ -29,7 +29,6 @@ from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.policies import Fallback
 from optimizer.economics.simulation.simulator import (
     DONE_HOURS,
-    Launching,
     NewPolicy,
     PoolsView,
     SimulatedRun,
@@ -77,8 +76,7 @@ class ExponentialRun(SimulatedRun):
         mode: Mode,
     ) -> None:
         losses = [random.uniform(0, job.checkpoint_hours) for _ in range(16)]
-        launching = Launching(try_hours=delays.try_hours)
-        super().__init__([[]], 0.0, job, launching, [[spot_price]], policy, [job.restart_hours], losses)
+        super().__init__([[]], 0.0, job, [[spot_price]], policy, losses)
         self._delays = delays
         self._believed, self._survivors = believed, survivors
         self._random, self._means = random, (wait_hours, 1 / reclaims_per_hour if reclaims_per_hour else math.inf)

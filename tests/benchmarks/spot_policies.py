@@ -19,10 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from bootstrap.contract.pool_policy import TRY_HOURS
 from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.replay import NAMES, OMNISCIENT, PolicyFigures, replay
-from optimizer.economics.simulation.simulator import Launching
 from optimizer.economics.simulation.traces import CapacityTrace, read_trace
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,7 +37,7 @@ FAMILIES = {
     "availability_16-node": "AWS 2023, 16 nodes, any 1",
     "gcp-2025": "another cloud 2025, 16 × H100, any 1",
 }
-UNCERTAIN = {"restart_p95_hours": 0.4, "checkpoint_hours": 0.5}
+UNCERTAIN = {"checkpoint_hours": 0.5}
 
 
 def heading(title: str, columns: Sequence[str]) -> list[str]:
@@ -67,7 +65,7 @@ def together(
     for gang in (1, 16):
         yield "13 H100 zones", h100, gang, 1.5, soon
         yield "8 of the US", america, gang, 1.5, soon
-        yield "13 H100 zones, lost work, slow moves", h100, gang, 1.5, {**soon, **UNCERTAIN, "move_hours": 0.25}
+        yield "13 H100 zones, lost work", h100, gang, 1.5, {**soon, **UNCERTAIN}
         yield "8 of the US, prices 0.15 to 0.7 of on-demand", america, gang, 1.5, {**soon, "spread": 1}
         yield "8 of the US", america, gang, 1.2, {}
         yield "3 AWS zones, V100 2023", aws, gang, 1.5, {}
@@ -78,7 +76,7 @@ def play(
     traces: list[CapacityTrace], factor: float, extras: Mapping[str, float], **choices: Any
 ) -> list[PolicyFigures]:
     """All policies in one case; ``choices`` are those of ``replay``."""
-    terms = {name: value for name, value in extras.items() if name not in ("move_hours", "spread")}
+    terms = {name: value for name, value in extras.items() if name != "spread"}
     ratios = np.full(len(traces), PRICE_RATIO)
     if extras.get("spread"):
         ratios = 1 / np.random.default_rng(0).permutation(np.linspace(0.15, 0.7, len(traces)))
@@ -88,9 +86,8 @@ def play(
         price_ratio=PRICE_RATIO,
         **{"restart_hours": RESTART_HOURS, **terms},
     )
-    launching = Launching(try_hours=TRY_HOURS, move_hours=extras.get("move_hours", 0.0))
     processes = len(os.sched_getaffinity(0))
-    return replay(traces, job, NAMES, launching=launching, price_ratios=ratios, seed=0, processes=processes, **choices)
+    return replay(traces, job, NAMES, price_ratios=ratios, seed=0, processes=processes, **choices)
 
 
 def compare(results: Sequence[PolicyFigures]) -> str:
@@ -124,7 +121,7 @@ def main(folder: Path) -> None:
         families = {f"{title} ({len(read[family])})": (family,) for family, title in FAMILIES.items()}
         for title, prefixes in {"**all AWS** (18)": ("aws", "preemption", "availability"), **families}.items():
             show((title, f"{factor}×"), [row for row in results if row.trace.startswith(prefixes)])
-    title = "One pool, restarts of 0.4 h at the 95th percentile, up to half an hour of work lost"
+    title = "One pool, up to half an hour of work lost"
     lines += heading(title, ("traces", "deadline", *ratios))
     uncertain = play(everything, 1.2, UNCERTAIN, starts=STARTS)
     show((f"all ({len(everything)})", "1.2×"), uncertain)

@@ -159,8 +159,7 @@ def usd_by_tick(history: PriceHistory, traces: Sequence[CapacityTrace]) -> Float
 
 def _read_file(path: Path) -> tuple[list[Entry], list[Skipped]]:
     try:
-        text = path.read_text(encoding="utf-8")
-        raw = json.loads(text)["SpotPriceHistory"]
+        raw = json.loads(path.read_text(encoding="utf-8"))["SpotPriceHistory"]
         if not isinstance(raw, list):
             raise TypeError("SpotPriceHistory is no list")
     except OSError as error:
@@ -176,29 +175,16 @@ def _read_file(path: Path) -> tuple[list[Entry], list[Skipped]]:
             if entry := parse_entry(item):
                 entries.append(entry)
         except UnusableRowError as error:
-            place = f"line {_line(text, number)}, entry {number + 1}"
-            skipped.append(Skipped(source=path.name, place=place, reason=str(error)))
+            skipped.append(Skipped(source=path.name, place=f"entry {number + 1}", reason=str(error)))
     return entries, skipped
-
-
-def _line(text: str, number: int) -> int:
-    """Line on which the entry of that number begins."""
-    key = re.search(r'"SpotPriceHistory"\s*:\s*\[\s*', text)
-    assert key
-    place, decoder = key.end(), json.JSONDecoder()
-    for _ in range(number):
-        _, place = decoder.raw_decode(text, place)
-        comma = re.compile(r"\s*,\s*").match(text, place)
-        assert comma
-        place = comma.end()
-    return text.count("\n", 0, place) + 1
 
 
 def _zone_of(trace: CapacityTrace, history: PriceHistory) -> ZonePrices:
     found = [
         zone
         for zone in history.zones
-        if any(name and re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", trace.name) for name in _names(zone))
+        for names in (filter(None, (zone.zone_name, zone.zone_id)),)
+        if any(re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", trace.name) for name in names)
     ]
     if len(found) != 1:
         known = ", ".join(zone.zone_name for zone in history.zones)
@@ -209,10 +195,6 @@ def _zone_of(trace: CapacityTrace, history: PriceHistory) -> ZonePrices:
             next_step="name the file after its zone, like pool-us-east-1a.json",
         )
     return found[0]
-
-
-def _names(zone: ZonePrices) -> tuple[str, str]:
-    return zone.zone_name, zone.zone_id
 
 
 def _text(moment: float) -> str:

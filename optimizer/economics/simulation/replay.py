@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 
 import numpy as np
@@ -16,7 +17,7 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
-from optimizer.economics.simulation.simulator import Launching, Runs, simulate
+from optimizer.economics.simulation.simulator import simulate
 from optimizer.economics.simulation.traces import CapacityTrace, draw_places
 from optimizer.performance.types import Bools, Floats
 
@@ -48,26 +49,11 @@ class PolicyFigures:
     moves: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Task:
-    """One policy in all windows of a trace, or of several together; shapes as ``simulate`` has them."""
-
-    trace: str
-    policy: str
-    available: Bools
-    prices: Floats
-    gap_s: float
-    job: SimulatedJob
-    launching: Launching
-    seed: int
-
-
 def replay(
     traces: Sequence[CapacityTrace],
     job: SimulatedJob,
     policies: Iterable[str],
     *,
-    launching: Launching,
     starts: int,
     seed: int,
     price_ratios: Sequence[float] | Floats | None = None,
@@ -93,45 +79,30 @@ def replay(
         members = [traces[place] for place in group]
         available, prices = _cut(members, 1 / ratios[group], job.deadline_hours, starts=starts, seed=seed, nodes=nodes)
         name = counted(len(members), "trace") if together else members[0].name
-        for policy in chosen:
-            task = _Task(
-                trace=name,
-                policy=policy,
-                available=available,
-                prices=prices,
-                gap_s=members[0].gap_s,
-                job=job,
-                launching=launching,
-                seed=seed,
-            )
-            tasks.append(task)
-    size = sum(task.available.size for task in tasks)
+        tasks += [(name, policy, available, prices, members[0].gap_s) for policy in chosen]
+    size = sum(available.size for _, _, available, *_ in tasks)
     figures = []
     with ExitStack() as stack:
         play_all: Callable[..., Iterable[PolicyFigures]] = map
         if processes > 1 and size > _WORTH_PROCESSES:
             play_all = stack.enter_context(ProcessPoolExecutor(processes, mp_context=get_context("fork"))).map
-        for row in play_all(_play, tasks):
+        for row in play_all(partial(_play, job, seed), tasks):
             figures.append(row)
             told(row.policy)
     return figures
 
 
-def _play(task: _Task) -> PolicyFigures:
-    if task.policy == OMNISCIENT:
-        runs = lower_bound(task.available, task.gap_s, task.job, task.prices)
+def _play(job: SimulatedJob, seed: int, task: tuple[str, str, Bools, Floats, float]) -> PolicyFigures:
+    """Play a policy in all windows of a trace, or of several together; shapes as ``simulate`` has them."""
+    trace, policy, available, prices, gap_s = task
+    if policy == OMNISCIENT:
+        runs = lower_bound(available, gap_s, job, prices)
     else:
-        new_policy = POLICIES[task.policy]
-        gap_hours = task.gap_s / 3600
-        runs = simulate(task.available, gap_hours, task.job, task.launching, task.prices, new_policy, seed=task.seed)
-    return _summarise(task, runs)
-
-
-def _summarise(task: _Task, runs: Runs) -> PolicyFigures:
-    costs: Floats = runs.cost / task.job.on_demand_cost
+        runs = simulate(available, gap_s / 3600, job, prices, POLICIES[policy], seed=seed)
+    costs: Floats = runs.cost / job.on_demand_cost
     return PolicyFigures(
-        trace=task.trace,
-        policy=task.policy,
+        trace=trace,
+        policy=policy,
         starts=len(costs),
         mean_normalised_cost=float(costs.mean()),
         normalised_cost_p50=float(np.quantile(costs, 0.5)),

@@ -1,7 +1,7 @@
 """The simulator: one run that may take its nodes from any of 1 to n pools, tick by tick.
 
 A policy knows a pool by its own launches only. A launch is tried in one pool at a time, for the whole gang; a refusal
-takes ``try_hours`` and no money, as a request that is all or nothing bills no node. Nodes that work go on until their
+takes TRY_HOURS and no money, as a request that is all or nothing bills no node. Nodes that work go on until their
 pool has fewer than the gang.
 """
 
@@ -13,11 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
-from bootstrap.contract.pool_policy import Delays, Event, Mode, RunView
+from bootstrap.contract.pool_policy import TRY_HOURS, Delays, Event, Mode, RunView
 from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.performance.types import Bools, Floats
 
-# Launches of a run that draw a delay of their own; later ones use the draws again.
+# Interruptions of a run that lose work of their own; later ones use the draws again.
 _DRAWS = 64
 DONE_HOURS = 1e-9
 # A run's pools are numbered.
@@ -38,19 +38,6 @@ class SpotPolicy(Protocol):
 
 
 NewPolicy = Callable[[int, SimulatedJob], SpotPolicy]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Launching:
-    """Time costs of a launch.
-
-    Attributes:
-        try_hours: from a launch to the knowledge that it was refused.
-        move_hours: added to the restart where the nodes come in another pool than the last: the checkpoint's copy.
-    """
-
-    try_hours: float
-    move_hours: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +63,6 @@ def simulate(
     available: Bools,
     gap_hours: float,
     job: SimulatedJob,
-    launching: Launching,
     prices: Floats,
     new_policy: NewPolicy,
     *,
@@ -84,21 +70,19 @@ def simulate(
 ) -> Runs:
     """Play a policy in every window.
 
-    All policies meet the same delays: a run's n-th launch and n-th interruption draw the same hours.
+    All policies lose the same work: a run's n-th interruption draws the same hours.
 
     Args:
         available: the pool has the gang; shape (runs, pools, ticks).
         prices: an hour of spot in each pool, shape (runs, pools), or (runs, pools, ticks); on-demand's is 1.
         new_policy: makes a policy from the number of pools and the job.
     """
-    random = np.random.default_rng(seed)
-    count = len(available)
-    restarts, losses = (draw(random, (count, _DRAWS)).tolist() for draw in (job.draw_restarts, job.draw_lost))
+    losses = np.random.default_rng(seed).uniform(0, job.checkpoint_hours, (len(available), _DRAWS)).tolist()
     played = []
-    for window, by_pool, restart, lost in zip(available, prices, restarts, losses, strict=True):
+    for window, by_pool, lost in zip(available, prices, losses, strict=True):
         price = by_pool.T.tolist() if by_pool.ndim == 2 else [by_pool.tolist()] * window.shape[1]
         policy = new_policy(len(window), job)
-        run = SimulatedRun(window.tolist(), gap_hours, job, launching, price, policy, restart, lost)
+        run = SimulatedRun(window.tolist(), gap_hours, job, price, policy, lost)
         run.play()
         played.append(run)
 
@@ -133,22 +117,20 @@ class SimulatedRun:
         available: list[list[bool]],
         gap_hours: float,
         job: SimulatedJob,
-        launching: Launching,
         prices: Sequence[Sequence[float]],
         policy: SpotPolicy,
-        restarts: list[float],
         losses: list[float],
     ) -> None:
-        self._available, self._gap_hours, self._job, self._launching = available, gap_hours, job, launching
-        self._prices, self._policy, self._restarts, self._losses = prices, policy, restarts, losses
+        self._available, self._gap_hours, self._job = available, gap_hours, job
+        self._prices, self._policy, self._losses = prices, policy, losses
         # A policy that never leaves on-demand nodes is not asked in each of their ticks.
         self._stays_on_demand = getattr(policy, "stays_on_demand", False)
         self._present, self._tick = prices[0], 0
         self._delays = Delays(
             restart_hours=job.restart_hours,
-            restart_bound_hours=job.restart_bound_hours,
+            restart_bound_hours=job.restart_hours,
             lost_bound_hours=job.checkpoint_hours,
-            try_hours=launching.try_hours,
+            try_hours=TRY_HOURS,
         )
         self.mode, self.pool = Mode.IDLE, -1
         self.loading_hours = self._fresh = 0.0
@@ -231,19 +213,17 @@ class SimulatedRun:
                 return tried, pool
             self._policy.note(Event.REFUSED, pool, elapsed + tried)
             self.refusals += 1
-            tried += self._launching.try_hours
+            tried += TRY_HOURS
             self._next_try_hours = elapsed + tried
         return min(tried, step), None
 
     def launch(self, mode: Mode, pool: int) -> None:
-        """Start nodes; the restart takes its draw, and the checkpoint's copy to another pool on top."""
-        moves = mode is Mode.SPOT and self.pool not in (-1, pool)
-        self.loading_hours = self._restarts[self._launches % len(self._restarts)]
-        self.loading_hours += self._launching.move_hours if moves else 0.0
+        """Start nodes."""
+        self.moves += mode is Mode.SPOT and self.pool not in (-1, pool)
+        self.loading_hours = self._job.restart_hours
         self._launches += 1
         self._fresh = 0.0
         self.mode, self.pool = mode, pool
-        self.moves += moves
 
     def end(self, now_hours: float) -> None:
         """End running nodes by choice, with a checkpoint; nothing may run."""

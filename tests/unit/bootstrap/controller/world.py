@@ -408,7 +408,11 @@ class World:
         elif isinstance(action, AbandonLaunch):
             self._end(action.instance_id)
         elif isinstance(action, GiveBack):
-            self.sizes[self.nodes[action.instance_id].place] -= 1
+            place = self.nodes[action.instance_id].place
+            if self.sizes.get(place, 0) <= self.min_size:
+                # AWS refuses a size below the smallest; the tick sets the size, and the next one tries again.
+                return
+            self.sizes[place] -= 1
             if self.nodes[action.instance_id].state == "Pending:Wait":
                 # In its launch it has no hook to wait for.
                 self._end(action.instance_id)

@@ -85,7 +85,7 @@ def test_a_price_history_gives_the_prices_of_its_zones(tmp_path: Path) -> None:
     history.write_text(json.dumps({"SpotPriceHistory": entries}))
     arguments = ("--price-history", str(history), *ASKED, "--format", "json")
     done = CliRunner().invoke(cli, ["simulate", *arguments], catch_exceptions=False)
-    assert "history.json, line 1, entry 5: malformed entry" in done.stderr
+    assert "history.json, entry 5: malformed entry" in done.stderr
     assert "us-east-1a, us-east-1b are assumed to have capacity all the time" in done.stderr
     # The catalog's on-demand price, which the note names.
     on_demand = float(done.stderr.split("on-demand p4d.24xlarge costs ")[1].split()[0])
