@@ -14,20 +14,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bootstrap.training.errors import CheckpointError, Interrupted
+    from bootstrap.training.errors import Interrupted
     from bootstrap.training.run import SpotTolerantRun
-    from bootstrap.training.stores import open_store
     from bootstrap.training.watcher import Watcher
 
-__all__ = ["CheckpointError", "Interrupted", "SpotTolerantRun", "Watcher", "open_store"]
-
-_MODULES = {
-    "CheckpointError": "errors",
-    "Interrupted": "errors",
-    "SpotTolerantRun": "run",
-    "Watcher": "watcher",
-    "open_store": "stores",
-}
+__all__ = ["Interrupted", "SpotTolerantRun", "Watcher"]
+_MODULES = {"Interrupted": "errors", "SpotTolerantRun": "run", "Watcher": "watcher"}
 
 
 def __getattr__(name: str) -> Any:

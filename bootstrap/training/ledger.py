@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bootstrap.contract.ledger import (
-    CATEGORIES,
     LEDGER_FILE,
     SEGMENT_PREFIX,
     LedgerError,
@@ -262,16 +261,13 @@ def read_ledger(address: str) -> Summary:
 
 def table(summary: Summary) -> str:
     """Summary as text for a terminal."""
-    usd = summary.usd or {}
-    wall_s = summary.wall_seconds or 1.0
-    rows: list[tuple[str, float, float | None]] = [
-        *((category, summary.seconds[category], usd.get(category)) for category in CATEGORIES),
-        ("wall", summary.wall_seconds, sum(usd.values()) if usd else None),
-    ]
+    usd = dict[str, float]((summary.usd or {}).items())
+    if usd:
+        usd["wall"] = sum(usd.values())
     lines = [f"{'':<12}{'seconds':>12}{'share':>9}" + (f"{'USD':>12}" if usd else "")]
-    for name, seconds, dollars in rows:
-        share = 1 if name == "wall" else seconds / wall_s
-        lines.append(f"{name:<12}{seconds:>12.2f}{share:>9.1%}" + ("" if dollars is None else f"{dollars:>12.4f}"))
+    for name, seconds in (*summary.seconds.items(), ("wall", summary.wall_seconds)):
+        dollars = f"{usd[name]:>12.4f}" if usd else ""
+        lines.append(f"{name:<12}{seconds:>12.2f}{seconds / (summary.wall_seconds or 1.0):>9.1%}{dollars}")
     state = "finished" if summary.finished else f"not finished, {summary.unsaved_seconds:.1f} s of it not yet saved"
     lines.append(
         f"{counted(summary.steps, 'step')} kept, {summary.lost_steps:,} recomputed, "

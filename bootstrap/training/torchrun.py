@@ -38,8 +38,9 @@ handlers: Any = importlib.import_module("torch.distributed.elastic.multiprocessi
 logger = logging.getLogger("bootstrap.training.torchrun")
 LEAVING_POLL_S = 0.1
 # From SIGTERM to SIGKILL for workers of a round that has failed. Those that wait for a dead peer in NCCL react to no
-# signal: torchrun's 30 s were most of a restart. A last file or manifest of a checkpoint can still be written.
-STOP_S = 3
+# signal: torchrun's 30 s were most of a restart. A manifest can still be written; a save that lacks the dead
+# rank's word cannot become a checkpoint however long its peers live.
+STOP_S = 1
 
 
 class FleetAgent(LocalElasticAgent):

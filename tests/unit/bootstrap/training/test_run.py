@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from bootstrap.training import CheckpointError, Interrupted, SpotTolerantRun, Watcher, tensors
+from bootstrap.training import Interrupted, SpotTolerantRun, Watcher, tensors
 from bootstrap.training.checkpoint import StoredCheckpoints
-from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.errors import CheckpointError, ConfigurationError
 from bootstrap.training.ledger import read_ledger
 from bootstrap.training.notices import Notice
 from bootstrap.training.state import unwrap
