@@ -79,15 +79,3 @@ def test_refresh_reports_each_region_and_what_failed(
     assert "note: spot prices, p5.48xlarge in us-east-1a: no price" in err
     assert "note: spot price of p5.48xlarge in us-east-1: 22.9825 USD per hour" in err
     assert f"written to {snapshot.user_directory()}" in err
-
-
-def test_refresh_without_credentials_ends_with_status_1_and_changes_nothing(
-    run: Gpufleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    code, out, err = run("refresh")
-    assert (code, out) == (1, "")
-    assert "no AWS credentials were found" in err and "next: the last good catalog stays in use" in err
-    assert list(tmp_path.iterdir()) == []
