@@ -24,17 +24,11 @@ class Bundle:
     sha256: str
 
 
-def _require(file: Path) -> None:
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing: install gpufleet with its bootstrap package")
-
-
 def build(source: Path = SOURCE, *, requirements: Path | None = None) -> Bundle:
     """Pack the nodes' part of the bootstrap package; a new controller or README.md changes no node.
 
     ``requirements`` (gpufleet:requirements) goes along, so that the bundle's digest vouches for its hashes.
     """
-    _require(source / "node_init.sh")
     own = {"requirements-own.txt": requirements} if requirements else {}
     return pack(source, "bootstrap", without=("controller", "README.md"), more=own)
 
@@ -71,7 +65,6 @@ def pack(source: Path, root: str, *, without: tuple[str, ...] = (), more: Mappin
 
 def controller(source: Path = SOURCE) -> Bundle:
     """The controller's Python code as a zip for Lambda: the same files give the same bytes."""
-    _require(source / "controller" / "handler.py")
     files = [source / "__init__.py", *files_of(source / "contract"), *files_of(source / "controller")]
     packed = io.BytesIO()
     # Stored, because a compressor's output depends on its version; ZipInfo's time is 1980 unless told.

@@ -30,7 +30,6 @@ _CREDENTIALS = {
 SLOW_FILES = (
     "test_lifecycle.py",
     "test_smoke_runs.py",
-    "test_proves_something.py",
     "test_lost_state.py",
     "test_gang.py",
     "test_layouts.py",

@@ -162,10 +162,10 @@ class Stack:
         """Refresh and carry out the program; fails where either changes anything."""
         return self._run("up", "--refresh", "--yes", "--skip-preview", "--expect-no-changes")
 
-    def destroy(self, *, keep_protected: bool = False, time_limit_s: float = TIME_LIMIT_S) -> Run:
+    def destroy(self, *, keep_protected: bool = False) -> Run:
         """Delete everything, or all but what is protected."""
         kept = ["--exclude-protected"] if keep_protected else []
-        return self._run("destroy", "--yes", "--skip-preview", *kept, time_limit_s=time_limit_s)
+        return self._run("destroy", "--yes", "--skip-preview", *kept)
 
     def lose_state(self) -> None:
         """Delete the stack's state, and every copy of it that the backend keeps."""
@@ -174,10 +174,6 @@ class Stack:
     def run(self, arguments: str) -> str:
         """Run ``pulumi ARGUMENTS``; return its output."""
         return self._pulumi(*shlex.split(arguments))
-
-    def configure(self, key: str, value: str) -> None:
-        """Set a configuration value."""
-        self._pulumi("config", "set", key, value, "--stack", self.name)
 
     def outputs(self) -> dict[str, Any]:
         """The stack's outputs with secrets, read once after each run, as the CLI is slow."""
@@ -191,17 +187,17 @@ class Stack:
         deployment = json.loads(self._pulumi("stack", "export", "--stack", self.name))["deployment"]
         return list(deployment.get("resources") or [])
 
-    def _run(self, command: str, *arguments: str, time_limit_s: float = TIME_LIMIT_S) -> Run:
+    def _run(self, command: str, *arguments: str) -> Run:
         self._outputs.clear()
         log = self.project / "events.json"
         log.unlink(missing_ok=True)
         options = ("--stack", self.name, "--diff", "--suppress-permalink=true", f"--event-log={log}")
-        output = self._pulumi(command, *arguments, *options, time_limit_s=time_limit_s)
+        output = self._pulumi(command, *arguments, *options)
         events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
         steps = [event["resourcePreEvent"]["metadata"] for event in events if "resourcePreEvent" in event]
         return Run(operations=tuple((step["urn"], step["op"]) for step in steps), output=output)
 
-    def _pulumi(self, *arguments: str, time_limit_s: float = TIME_LIMIT_S) -> str:
+    def _pulumi(self, *arguments: str) -> str:
         program = shutil.which("pulumi", path=self.env["PATH"])
         assert program is not None
         with tempfile.TemporaryFile("w+") as complaints:
@@ -216,12 +212,12 @@ class Stack:
                 start_new_session=True,
             )
             try:
-                output, _ = process.communicate(timeout=time_limit_s)
+                output, _ = process.communicate(timeout=TIME_LIMIT_S)
                 outcome = "" if process.returncode == 0 else f"ended with {process.returncode}"
             except subprocess.TimeoutExpired:
                 kill_session(process.pid)
                 output, _ = process.communicate()
-                outcome = f"did not end within {time_limit_s:g} s"
+                outcome = f"did not end within {TIME_LIMIT_S:g} s"
             if outcome:
                 complaints.seek(0)
                 raise PulumiError(f"pulumi {' '.join(arguments)} {outcome}\n{output}{complaints.read()}")

@@ -1,4 +1,4 @@
-"""Without the tools a user's run skips and says how to get them; CI fails."""
+"""A run reaches nothing beyond this machine, takes nothing of the user's settings, and leaves no process."""
 
 from __future__ import annotations
 
@@ -9,42 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.engine import pulumi_cli
-from tests.engine.conftest import unavailable
 from tests.engine.plugin.provider import require_emulated_aws
 from tests.engine.plugin.terraform import ProviderError
-
-
-def test_a_user_may_lack_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="no unicorn"):
-        unavailable("no unicorn")
-
-
-def test_ci_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match="no unicorn"):
-        unavailable("no unicorn")
-
-
-def executables(folder: Path, *names: str) -> None:
-    folder.mkdir()
-    for name in names:
-        (folder / name).touch(mode=0o755)
-
-
-def test_an_installed_cli_comes_before_a_built_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed, built = tmp_path / "installed", tmp_path / "built"
-    executables(built, "pulumi", *pulumi_cli.LANGUAGE_HOST)
-    monkeypatch.setattr(pulumi_cli, "BUILT", built)
-    assert pulumi_cli.find_pulumi(str(installed)) == built
-    executables(installed, "pulumi")
-    assert pulumi_cli.find_pulumi(str(installed)) == installed
-
-
-def test_a_cli_half_built_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    executables(tmp_path / "built", "pulumi")
-    monkeypatch.setattr(pulumi_cli, "BUILT", tmp_path / "built")
-    assert pulumi_cli.find_pulumi("") is None
 
 
 def test_nothing_of_the_users_settings_reaches_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

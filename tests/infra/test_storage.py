@@ -113,11 +113,6 @@ def test_training_code_keeps_its_readme(tmp_path: Path) -> None:
         assert archive.getnames() == ["train/README.md"]
 
 
-def test_a_bundle_without_an_entry_point_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"node_init\.sh is missing"):
-        build(tmp_path)
-
-
 def wheels(folder: Path, *lists: Path, machine: str = "any", top: str = "", without: str = "") -> Path:
     """An archive with a wheel for each package of ``lists``."""
     path = folder / "wheels.tar"
@@ -144,12 +139,6 @@ def test_training_code_is_uploaded_and_named_by_its_digest(tmp_path: Path) -> No
         assert archive.getnames() == ["train/train.py"]
     assert f"GPUFLEET_TRAIN_ARCHIVE={code['key']}\n" in stack.user_data
     assert code["serverSideEncryption"] == "aws:kms"
-
-
-def test_without_training_code_nothing_is_uploaded() -> None:
-    stack = deploy()
-    assert not [r for r in stack.all("BucketObjectv2") if r.name.endswith("-train-code")]
-    assert "GPUFLEET_TRAIN_ARCHIVE=''\n" in stack.user_data
 
 
 def test_training_code_that_is_absent_empty_or_too_large_is_refused(tmp_path: Path) -> None:

@@ -212,18 +212,6 @@ def test_a_wrong_or_missing_bundle_never_runs_and_the_node_ends(node: Path, case
     assert (node / "shutdown.log").read_text().strip() == "-h now"
 
 
-def test_the_deployed_template_carries_this_script() -> None:
-    stack = deploy(config={"gpufleet:trainCommand": "python train.py"})
-    text = stack.user_data
-    assert text.startswith("#!/bin/bash\n")
-    assert "GPUFLEET_TRAIN_COMMAND='python train.py'\n" in text
-    assert "GPUFLEET_KMS_KEY_ARN=arn:aws:kms:::gpufleet-dev-key\n" in text
-    assert (
-        f"{stack.one('BucketObjectv2', '-bootstrap')['key'].removeprefix('bootstrap/').removesuffix('.tar.gz')}  "
-        in text
-    )
-
-
 def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
     path = tmp_path / "user_data.sh"
     path.write_text(script())

@@ -1,8 +1,7 @@
-"""Auto Scaling's activities, which moto 5.2 does not record; a test records its failed launches."""
+"""Auto Scaling's activities, which moto 5.2 does not record."""
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 
 from moto.autoscaling.exceptions import AutoscalingClientError
@@ -16,18 +15,6 @@ from tests.engine.moto_extension.teaching import teach
 def install() -> None:
     """Put the action into moto's Auto Scaling."""
     teach(AutoScalingResponse, describe_scaling_activities)
-
-
-def fail_launch(group: FakeAutoScalingGroup, at: datetime, message: str) -> None:
-    """Record a failed launch in AWS's words.
-
-    https://docs.aws.amazon.com/autoscaling/ec2/userguide/ts-as-capacity.html
-    """
-    what = f"Launching a new EC2 instance.  Status Reason: {message} Launching EC2 instance failed."
-    subnet = (group.vpc_zone_identifier or "").split(",")[0]
-    # The form of the example at https://docs.aws.amazon.com/cli/latest/reference/autoscaling/describe-scaling-activities.html
-    details = {"Subnet ID": subnet, "Availability Zone": group.availability_zones[0]}
-    record(group, what, at, at, StatusCode="Failed", StatusMessage=message, Details=json.dumps(details))
 
 
 def record(group: FakeAutoScalingGroup, description: str, start: datetime, end: datetime | None, **more: str) -> None:
