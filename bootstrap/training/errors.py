@@ -33,6 +33,10 @@ class InvalidCheckpoint(CheckpointError):  # noqa: N818 - callers catch it and f
     """One checkpoint is torn, truncated or changed; an older one may be valid."""
 
 
+class AlreadyExistsError(CheckpointError):
+    """The store already holds this name, and nothing in it is overwritten."""
+
+
 class ConfigurationError(TrainingError):
     """An argument or an environment variable that the run cannot honour.
 

@@ -22,7 +22,7 @@ class Store(Protocol):
         """Address for messages."""
 
     def write(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write an object, all or nothing, durably; CheckpointError where ``name`` is taken.
+        """Write an object, all or nothing, durably; AlreadyExistsError where ``name`` is taken.
 
         ``parts``: contiguous buffers, one after the other, which must not change until the call returns.
         """

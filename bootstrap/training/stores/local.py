@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from bootstrap.training.errors import CheckpointError, InvalidCheckpoint
+from bootstrap.training.errors import AlreadyExistsError, CheckpointError, InvalidCheckpoint
 from bootstrap.training.stores.base import Buffer, byte_views
 
 # One thread does not fill an NVMe drive; more than four did not write faster (checksums_202611.md).
@@ -39,7 +39,7 @@ class LocalStore:
                 try:
                     os.link(temporary, final)
                 except FileExistsError as error:
-                    raise CheckpointError(f"{final} exists, and a checkpoint is never overwritten") from error
+                    raise AlreadyExistsError(f"{final} exists, and a checkpoint is never overwritten") from error
             finally:
                 temporary.unlink(missing_ok=True)
             for folder in (final.parent, self.root):  # keeps the name in a power cut

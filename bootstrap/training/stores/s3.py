@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
-from bootstrap.training.errors import CheckpointError, ConfigurationError, InvalidCheckpoint
+from bootstrap.training.errors import AlreadyExistsError, CheckpointError, ConfigurationError, InvalidCheckpoint
 from bootstrap.training.stores.base import Buffer, byte_views
 from bootstrap.training.stores.transfers import (
     BUFFER_BYTES,
@@ -79,7 +79,7 @@ class S3Store:
             if self._stored_write_id(name) == write_id:
                 return
             if error.status == 412:
-                raise CheckpointError(f"{self.uri}/{name} exists, and a checkpoint is never overwritten") from error
+                raise AlreadyExistsError(f"{self.uri}/{name} exists, and a checkpoint is never overwritten") from error
             raise CheckpointError(f"cannot write {self.uri}/{name}: {error}") from error
 
     def _stored_write_id(self, name: str) -> str | None:

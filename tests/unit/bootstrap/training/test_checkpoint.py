@@ -16,7 +16,7 @@ from bootstrap.contract.checkpoint import ManifestError, compact_json, rank_file
 from bootstrap.training import stager
 from bootstrap.training.checkpoint import Manifest, StoredCheckpoints
 from bootstrap.training.checksum import checksum
-from bootstrap.training.errors import CheckpointError
+from bootstrap.training.errors import AlreadyExistsError, CheckpointError
 from bootstrap.training.index import Extent, Index
 from bootstrap.training.planning import Piece
 from bootstrap.training.stores import LocalStore, Store, open_store
@@ -169,7 +169,7 @@ def test_two_writers_of_one_step_do_not_meet(any_store: Store) -> None:
     save(any_store, 5, writer="aaa", commit=False)  # the slow one, dead half way
     good = save(any_store, 5, writer="bbb")
     assert valid_prefixes(any_store) == [good]
-    with pytest.raises(CheckpointError):
+    with pytest.raises(AlreadyExistsError):
         save(any_store, 5, writer="bbb")
 
 

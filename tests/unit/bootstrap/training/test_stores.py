@@ -19,7 +19,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
-from bootstrap.training.errors import CheckpointError, ConfigurationError, InvalidCheckpoint
+from bootstrap.training.errors import AlreadyExistsError, CheckpointError, ConfigurationError, InvalidCheckpoint
 from bootstrap.training.stores import LocalStore, S3Store, Store, open_store
 from bootstrap.training.stores.transfers import Boto3Transfers, CrtTransfers
 from tests.unit.bootstrap.training.conftest import BUCKET
@@ -60,7 +60,7 @@ def test_parts_are_one_object(store: Store, size: int) -> None:
     for offset, length in ((size, 1), (0, size + 1)):
         with pytest.raises(InvalidCheckpoint, match=f"ends at byte {size}|416|InvalidRange"):
             store.read_into("step-1/a", offset, memoryview(bytearray(length)))
-    with pytest.raises(CheckpointError, match="never overwritten"):
+    with pytest.raises(AlreadyExistsError, match="never overwritten"):
         store.write("step-1/a", [b"other"])
     assert store.read("step-1/a") == data
 
@@ -218,7 +218,7 @@ def test_s3_writes_in_parts_and_on_condition(with_awscrt: bool, proxy: Proxy, mo
     assert proxy.conditions("PUT", "run/small") == ["*"]
     assert proxy.conditions("POST", "run/large?uploadId=") == ["*"]
     assert len(proxy.conditions("PUT", "partNumber=")) >= 2
-    with pytest.raises(CheckpointError):
+    with pytest.raises(AlreadyExistsError):
         store.write("large", [bytes(IN_PARTS)])
     assert len(boto3.client("s3").list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])) == 0, "none left behind"
 
@@ -240,7 +240,7 @@ def test_s3_own_write_whose_answer_was_lost_is_no_error(size: int, method: str, 
     assert lost and len(proxy.conditions(method, mark)) > 1, "the runtime tries again"
     assert store.read("a") == data
     assert random.getstate() == generator, "Python's random numbers belong to the training"
-    with pytest.raises(CheckpointError):
+    with pytest.raises(AlreadyExistsError):
         store.write("a", [data])
 
 
