@@ -77,6 +77,7 @@ GONE = {
     "set --image": "pulumi config set gpufleet:image REPOSITORY@DIGEST, which docker push prints",
     "offers --sort": "--price KIND sorts by the price of a GPU; --format csv is for orders of your own",
     "doctor --check-credentials": "aws sts get-caller-identity does it",
+    "up --wait-minutes": "a region may refuse all nodes for ten minutes, twice the time between two asks",
     "stop --timeout": "a node's last checkpoint has its terminate hook's timeout, which the plan sets",
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -88,15 +88,11 @@ def find(plan: str, plan_number: int, output_format: str, **flags: Any) -> None:
 def calendar(plan: str, plan_number: int, region: str | None, output_format: str) -> None:
     """List the Capacity Blocks of the next 60 days for PLAN's nodes and hours, the earliest first.
 
-    AWS answers with few blocks at once, so each week is asked for by itself; columns and permission are those of find.
-    Nothing is bought.
-
-    Exit status: 0 a block fits, 1 AWS cannot be asked, 2 wrong usage, 3 none is offered, or none that PLAN fits into.
+    AWS answers with few blocks at once, so each week is asked for by itself; all else is as of find.
 
     \b
     Example:
       gpufleet blocks calendar plans.json
-      gpufleet blocks calendar plans.json --region us-east-2 --format json
     """
     chosen = read_plan_argument(plan, plan_number)
     whole = _search(chosen, region=region, start=None, until=None)
@@ -303,26 +299,21 @@ def _parse_price(text: str) -> Decimal:
 
 def _purchase(offering: Offering) -> Any:
     """Buy an offering; every failure says whether it may have been bought."""
+    search = offering.search
     try:
-        return blocks.buy(clients.ec2_once(offering.search.region), offering)
-    except KeyboardInterrupt:
-        _raise_unknown("interrupted", offering)
-    except Exception as error:
+        return blocks.buy(clients.ec2_once(search.region), offering)
+    except (Exception, KeyboardInterrupt) as error:
+        reason = errors.reason(error) if errors.is_aws_error(error) else repr(error)
         if blocks.is_refused(error):
             raise GpufleetError(
-                f"{offering.id} was not bought: {errors.reason(error)}", next_step="gpufleet blocks find, and buy again"
+                f"{offering.id} was not bought: {reason}", next_step="gpufleet blocks find, and buy again"
             ) from error
-        _raise_unknown(errors.reason(error) if errors.is_aws_error(error) else repr(error), offering)
-
-
-def _raise_unknown(reason: str, offering: Offering) -> NoReturn:
-    search = offering.search
-    raise GpufleetError(
-        f"whether {offering.id} was bought for {offering.usd} USD is not known: {reason}",
-        why="AWS may have taken the request, and has no way to repeat one safely; it was sent once",
-        next_step="do not buy again before you have looked, in some minutes too (a block of payment-pending or "
-        f"scheduled is bought): {_look(search)}; aws ec2 describe-capacity-blocks --region {search.region}",
-    )
+        raise GpufleetError(
+            f"whether {offering.id} was bought for {offering.usd} USD is not known: {reason}",
+            why="AWS may have taken the request, and has no way to repeat one safely; it was sent once",
+            next_step="do not buy again before you have looked, in some minutes too (a block of payment-pending or "
+            f"scheduled is bought): {_look(search)}; aws ec2 describe-capacity-blocks --region {search.region}",
+        ) from error
 
 
 def _look(search: Search) -> str:

@@ -52,16 +52,12 @@ def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, sav
     if not yes:
         _ask(files, directory, running, save=save)
     for stack_file in files:
-        _end(stack_file, directory, save=save and bool(running[stack_file.stack]))
-
-
-def _end(file: StackFile, directory: Path, *, save: bool) -> None:
-    if save:
-        end_nodes(file)
-    moved_to = _follow_moves(file, directory)
-    _write_left(take_down(file.stack, directory), file.stack)
-    if moved_to is not None:
-        _end_spend(file.stack, moved_to)
+        if save and running[stack_file.stack]:
+            end_nodes(stack_file)
+        moved_to = _follow_moves(stack_file, directory)
+        _write_left(take_down(stack_file.stack, directory), stack_file.stack)
+        if moved_to is not None:
+            _end_spend(stack_file.stack, moved_to)
 
 
 def _count_nodes(file: StackFile, *, save: bool) -> int:

@@ -37,14 +37,8 @@ def ask(names: Names, caller: str, want: Want, **move: Any) -> None:
     try:
         control.write_request(s3, names.bucket, names.control_prefix, want=want, by=caller, now=now, **move)
     except errors.AWS_ERRORS as error:
-        if errors.is_not_found(error):
-            say(f"note: bucket {names.bucket} does not exist, so no controller reads a request", err=True)
-            return
-        if want == "stop" and errors.is_key_unusable(error):
-            say(
-                f"note: the stack's key cannot be used, so no controller reads a request: {errors.reason(error)}",
-                err=True,
-            )
+        if errors.is_not_found(error) or (want == "stop" and errors.is_key_unusable(error)):
+            say(f"note: no controller reads a request in {names.bucket}: {errors.reason(error)}", err=True)
             return
         raise GpufleetError(
             f"the request cannot be written to s3://{names.bucket}: {errors.reason(error)}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 
 import click
@@ -51,13 +50,6 @@ Example:
     "--stack", metavar="NAME", help="Pulumi stack.  [default: the folder's only one; dev where there is none yet]"
 )
 @click.option("--regions", metavar="R,R", help="Begin in the cheapest region and go on where capacity comes.")
-@click.option(
-    "--wait-minutes",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="With --regions: how long a region may refuse all nodes.",
-)
 @directory_option
 @config_option
 @consent_options
@@ -72,7 +64,6 @@ def command(
     plan_number: int,
     stack: str | None,
     regions: str | None,
-    wait_minutes: int,
     directory: Path,
     config_given: dict[str, str],
     yes: bool,
@@ -89,7 +80,7 @@ def command(
     PLAN from standard input.
 
     With --regions a REQUEST is planned for all of them, and the run begins in the best as stack NAME-REGION. Once AWS
-    has refused all nodes for --wait-minutes, the run goes on in the next region, as with gpufleet move: its newest
+    has refused all nodes for ten minutes, the run goes on in the next region, as with gpufleet move: its newest
     checkpoint, one meter and one ceiling for all. It moves only while this command follows it; the same command takes
     it up again. gpufleet down --everywhere ends all of them.
 
@@ -115,7 +106,7 @@ def command(
         )  # fmt: skip
         file = walk.begin(lambda plan, name: None if yes else _ask(plan, name, again))
         if follow:
-            walk.follow(file, timedelta(minutes=wait_minutes))
+            walk.follow(file)
         else:
             say(f"the run is stack {file.stack}'s; {again} follows it, and moves it where it must")
         return

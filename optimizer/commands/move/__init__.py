@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from optimizer.commands.options import (
     read_plan_argument,
     repeat_command,
     run_options,
+    stack_path,
 )
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
@@ -53,7 +54,7 @@ from optimizer.commands.stack_file import (
 )
 from optimizer.commands.stop import end_nodes
 from optimizer.contract.errors import DataMissingError, InvalidInputError, NothingFeasibleError
-from optimizer.contract.plan import FleetPlan, PlannedJob
+from optimizer.contract.plan import PlannedJob
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.policy_outlook import forecast_rest
 
@@ -63,15 +64,6 @@ DATA_KEYS = ("gpufleet:data", "gpufleet:baseWeights")
 # A controller that lives sees the ended nodes within two ticks.
 SETTLES_WITHIN = timedelta(minutes=4)
 POLL_S = 15
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Destination:
-    """A stack of another region where a run may go on, with the configuration that it gets beside its plan."""
-
-    stack: str
-    plan: FleetPlan
-    config: Mapping[str, Any]
 
 
 @click.command(
@@ -199,10 +191,11 @@ def find_place(
     *,
     plans: str | None = None,
     plan_number: int = 1,
-) -> Destination:
+) -> StackFile:
     """Return the folder's stack in the region that trains the job, else a new one with a plan of ``plans``.
 
-    Without ``plans`` the request that ``gpufleet up`` keeps is planned for the region.
+    Its configuration is what it gets beside its plan. Without ``plans`` the request that ``gpufleet up`` keeps is
+    planned for the region.
     """
     if (mode := source.config.get("gpufleet:mode", "training")) != "training":
         raise InvalidInputError(
@@ -219,7 +212,7 @@ def find_place(
     if known:
         _refuse_second_run(known)
         say(f"note: stack {name} keeps its plan; gpufleet stack set PLAN --stack {name} changes it", err=True)
-        return Destination(stack=name, plan=known.plan, config=config)
+        return replace(known, config=config)
     secret = [key for key, value in kept.items() if isinstance(value, Mapping) and "secure" in value]
     if bound := secret + [key for key in BOUND_KEYS if kept.get(key)]:
         raise InvalidInputError(
@@ -242,7 +235,7 @@ def find_place(
             why="the checkpoint and the meter are of one job",
             next_step=f"plan the same request for the region: gpufleet recommend REQUEST --region {region}",
         )
-    return Destination(stack=name, plan=plan, config=config)
+    return StackFile(stack=name, path=stack_path(directory, name), plan=plan, config=config)
 
 
 def _refuse_second_run(file: StackFile) -> None:
@@ -300,7 +293,7 @@ def plan_again(request: str, regions: Sequence[str], answer: Path, refresh: bool
     return run_recommend(request, answer, refresh, *flags)
 
 
-def weigh(source: StackFile, place: Destination, state: ControllerState | None, carried: Carried) -> str:
+def weigh(source: StackFile, place: StackFile, state: ControllerState | None, carried: Carried) -> str:
     """Say what the rest of a run takes in a place, under the spot policy and the ceiling that its stack has there.
 
     Raises:
@@ -339,7 +332,7 @@ def weigh(source: StackFile, place: Destination, state: ControllerState | None, 
 
 
 def stand_up(
-    place: Destination, source: StackFile, directory: Path, again: str, *, accept_stale_prices: bool
+    place: StackFile, source: StackFile, directory: Path, again: str, *, accept_stale_prices: bool
 ) -> StackFile:
     """Make or update a place's stack without a node; nobody resumes it before the hand-over.
 

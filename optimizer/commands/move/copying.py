@@ -51,28 +51,24 @@ def find_carried(client: S3Client, bucket: str, prefix: str) -> Carried:
     """
     sizes = _list_sizes(client, bucket, prefix)
     other = {key: size for key, size in sizes.items() if not _is_checkpoint(key)}
-    found = {}
+    rank, newest = (-1, 0.0, ""), Carried(objects=other, manifest=None, step=0)
     for key in sizes.keys() - other.keys():
         folder, _, name = key.rpartition("/")
         if name != MANIFEST_NAME:
             continue
         try:
             contents = read_contents(folder, read_object(client, bucket, f"{prefix}/{key}"))
-            if contents is None:
+            if contents is None or (contents.step, contents.created_unix_s, folder) < rank:
                 continue
-            for file, size in contents.files.items():
-                if (got := sizes.get(f"{folder}/{file}")) != size:
-                    raise ManifestError(f"{file} has {got or 0} bytes, and its manifest says {size}")
-            found[contents.step, contents.created_unix_s, folder] = contents.files
+            files = {f"{folder}/{file}": size for file, size in contents.files.items()}
+            if wrong := [file for file, size in files.items() if sizes.get(file) != size]:
+                raise ManifestError(f"{wrong[0]} has {sizes.get(wrong[0], 0)} bytes, not its manifest's")
         except ManifestError as error:
             say(f"note: passed over, not valid: {folder}: {error}", err=True)
-    if not found:
-        return Carried(objects=other, manifest=None, step=0)
-    newest = max(found)
-    step, _, folder = newest
-    manifest = f"{folder}/{MANIFEST_NAME}"
-    files = {f"{folder}/{file}": size for file, size in found[newest].items()}
-    return Carried(objects={**other, **files, manifest: sizes[manifest]}, manifest=manifest, step=step)
+            continue
+        rank = contents.step, contents.created_unix_s, folder
+        newest = Carried(objects={**other, **files, key: sizes[key]}, manifest=key, step=contents.step)
+    return newest
 
 
 def _list_sizes(client: S3Client, bucket: str, prefix: str) -> dict[str, int]:

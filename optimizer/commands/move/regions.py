@@ -34,8 +34,8 @@ from optimizer.commands.stack_file import StackFile, find_stack, follow_policy, 
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import FleetPlan, PlannedJob
 
-# A region that refused is tried again after about a gang's boot and tests.
-AGAIN = timedelta(minutes=30)
+# A region that refused all nodes this long is left, and tried again after about a gang's boot and tests.
+WAIT, AGAIN = timedelta(minutes=10), timedelta(minutes=30)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -89,10 +89,10 @@ class Walk:
         let_run(*resolve_names(file))
         return file
 
-    def follow(self, file: StackFile, wait: timedelta) -> None:
-        """Show the run, and move it where a region has refused for ``wait``, until it has ended."""
-        while follow_run(file.stack, self.directory, leaves=_refuses_for(wait), again=self.again):
-            refusal = f"{file.plan.region} has refused for {wait / timedelta(minutes=1):.0f} minutes"
+    def follow(self, file: StackFile) -> None:
+        """Show the run, and move it where a region has refused for ``WAIT``, until it has ended."""
+        while follow_run(file.stack, self.directory, leaves=_watch_refusals(), again=self.again):
+            refusal = f"{file.plan.region} has refused for {WAIT / timedelta(minutes=1):.0f} minutes"
             self.refused[file.plan.region] = datetime.now(UTC)
             target = self._stand_up_next(file, refusal)
             if target is None:
@@ -135,15 +135,15 @@ class Walk:
         say(f"note: {region} is left out: {error}", err=True)
 
 
-def _refuses_for(wait: timedelta) -> Callable[[ControllerState], bool]:
-    """Return a function that tells from a run's states whether AWS has refused all nodes for ``wait``."""
+def _watch_refusals() -> Callable[[ControllerState], bool]:
+    """Return a function that tells from a run's states whether AWS has refused all nodes for ``WAIT``."""
     since: datetime | None = None
 
     def leaves(state: ControllerState) -> bool:
         nonlocal since
         now = datetime.now(UTC)
         since = (since or now) if _is_refused(state) else None
-        return since is not None and now - since >= wait
+        return since is not None and now - since >= WAIT
 
     return leaves
 

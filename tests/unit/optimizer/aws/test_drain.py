@@ -59,18 +59,6 @@ def test_without_a_controller_nodes_stuck_in_their_hook_are_ended_after_the_time
     assert names == {"AlarmNotification", "ScheduledActions", "Launch"}
 
 
-def test_nodes_that_save_in_time_complete_their_hooks_themselves(deployed: DeployedStack) -> None:
-    def save(since: timedelta) -> None:
-        for instance in deployed.held("Terminating:Wait")[:1]:
-            deployed.complete(instance, deployed.names.terminate_hook)
-
-    clock = Clock(meanwhile=save)
-    drain = draining(deployed, clock)
-    drain.run()
-    assert drain.completed == [] and deployed.group.nodes == ()
-    assert clock.passed < SAVE
-
-
 def test_a_controller_that_lives_does_it(deployed: DeployedStack) -> None:
     def controller(since: timedelta) -> None:
         if since == timedelta(minutes=1):
@@ -149,25 +137,6 @@ def test_a_node_that_protects_itself_again_and_again_is_ended_and_still_saves(de
     # Each has the whole time to save, the one that was ended late too.
     assert all(since[-1] - since[0] >= SAVE - timedelta(seconds=2 * POLL_S) for since in held.values())
     assert clock.passed <= ENDING + SAVE + timedelta(minutes=1)
-
-
-def test_while_the_controller_lives_it_ends_those_that_stay(deployed: DeployedStack) -> None:
-    deployed.size(0)
-
-    def controller(since: timedelta) -> None:
-        if since == timedelta(minutes=6):
-            for node in deployed.group.nodes:
-                deployed.autoscaling.terminate_instance_in_auto_scaling_group(
-                    InstanceId=node.instance_id, ShouldDecrementDesiredCapacity=False
-                )
-                deployed.complete(node.instance_id, deployed.names.terminate_hook)
-
-    clock = Clock(meanwhile=controller)
-    drain = draining(deployed, clock, controller=True)
-    drain.run()
-    assert not drain.took_over and drain.completed == []
-    assert clock.passed == timedelta(minutes=6)
-    assert not any("through its group" in line for line in clock.said)
 
 
 class Changed:

@@ -112,7 +112,6 @@ def test_find_lists_price_times_and_whether_the_plan_fits(gpufleet: Gpufleet, ma
 def test_find_says_when_there_is_none_or_a_wrong_question(gpufleet: Gpufleet, market: FakeAws, plan: str) -> None:
     for wrong, says in [
         ((), "Missing argument 'PLAN'"),
-        ((plan, "--nodes", "4"), "PLAN has the type, nodes and hours"),
         ((plan, "--from", "2026-12-24", "--until", "2026-12-23"), "is not after"),
     ]:
         code, _, err = gpufleet("blocks", "find", *wrong)

@@ -94,7 +94,7 @@ def test_the_newest_checkpoint_and_the_ledger_arrive_byte_for_byte(clients: tupl
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        ({"rank-00000.bin": b"short"}, "has 5 bytes, and its manifest says 100"),
+        ({"rank-00000.bin": b"short"}, "has 5 bytes, not its manifest's"),
         ({"rank-00000.bin": None}, "rank-00000.bin has 0 bytes"),
         ({"manifest.json": manifest(40, [100]).replace(b'"step": 40', b'"step": 41')}, "checksum is wrong"),
         ({"manifest.json": b"{torn"}, "is torn"),

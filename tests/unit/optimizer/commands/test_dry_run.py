@@ -12,7 +12,7 @@ from botocore.client import BaseClient
 
 from optimizer.catalog.snapshot import user_directory
 from optimizer.commands import move
-from optimizer.commands.stack_file import write_stack_file
+from optimizer.commands.stack_file import StackFile, write_stack_file
 from optimizer.commands.stop import ask
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
@@ -70,7 +70,7 @@ def unchanged(deployed: DeployedStack, pulumi: Pulumi, calls: list[str]) -> Iter
 def test_a_run_stays_as_it_is(
     gpufleet: Gpufleet, deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], says: str
 ) -> None:
-    place = move.Destination(stack="new", plan=sample_plan(region=EUROPE), config={})
+    place = StackFile(stack="new", path=deployed.directory / "new", plan=sample_plan(region=EUROPE), config={})
     monkeypatch.setattr(move, "find_place", lambda *_, **__: place)
     code, out, err = gpufleet(words[0], *words[1:], *deployed.arguments, "--dry-run")
     assert code == 0, err

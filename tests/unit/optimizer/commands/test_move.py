@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from optimizer.commands import deploying, down, move, stop
-from optimizer.commands.stack_file import write_stack_file
+from optimizer.commands.stack_file import StackFile, write_stack_file
 from optimizer.contract.errors import GpufleetError
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import REGION, Clock, DeployedStack
@@ -237,7 +237,7 @@ def test_the_plan_follows_from_the_request_that_up_kept(
         answer.write_text(plan_in(EUROPE).to_json())
         return str(answer)
 
-    def enough(place: move.Destination, *_: Any, **__: Any) -> None:
+    def enough(place: StackFile, *_: Any, **__: Any) -> None:
         asked.append(place.plan.region)
         raise KeyboardInterrupt
 

@@ -107,14 +107,15 @@ def world(
         return str(answer)
 
     monkeypatch.setattr(move, "run_recommend", recommend)
+    monkeypatch.setattr(regions, "WAIT", timedelta(minutes=3))
     return world
 
 
 def test_a_run_begins_in_the_cheapest_region_and_goes_on_where_capacity_comes(world: World) -> None:
     world.dry = {REGION}
-    code, out, err = world.up("--wait-minutes", "4")
+    code, out, err = world.up()
     assert code == 0, err
-    assert f"{REGION} has refused for 4 minutes: next is {OREGON}" in out
+    assert f"{REGION} has refused for 3 minutes: next is {OREGON}" in out
     first, second = (world.stack(region) for region in (REGION, OREGON))
     assert first.get("control/request.json")["moved_to"] == second.names.stack
     state = world.state(second.names.stack)
@@ -146,11 +147,11 @@ def test_a_run_that_is_reclaimed_for_good_takes_its_checkpoint_along(
     world.after_minutes = reclaim
     with monkeypatch.context() as patch:
         patch.setattr("optimizer.commands.move.copy", interrupt)
-        code, _, _ = world.up("--wait-minutes", "2", given=(REGION, OREGON))
+        code, _, _ = world.up(given=(REGION, OREGON))
     assert code != 0 and world.stacks[first].get("control/request.json")["moved_to"] == second
     spent = world.state(first).spent_usd
     world.after_minutes = world.stop
-    code, out, err = world.up("--wait-minutes", "2", given=(REGION, OREGON))
+    code, out, err = world.up(given=(REGION, OREGON))
     assert code == 0, err
     assert f"stack {second} goes on from step 1,000" in out
     state = world.state(second)
@@ -168,7 +169,7 @@ def test_where_all_regions_refuse_the_run_stays_and_asks_on(world: World) -> Non
             stop.ask(world.stack(OREGON).names, "arn:aws:iam::123456789012:user/ada", "stop")
 
     world.clock.meanwhile = give_up
-    code, out, err = world.up("--wait-minutes", "3", given=(REGION, OREGON))
+    code, out, err = world.up(given=(REGION, OREGON))
     assert code == 0, err
     assert out.count(": next is") == 1, "the first region refused less than half an hour ago"
     assert world.state(f"{world.base}-{OREGON}").phase == "stopped"
