@@ -72,6 +72,7 @@ GONE = {
     "port-forward": "gpufleet ssh RANK --port PORT does it",
     "policy": "gpufleet stack policy prints it",
     "wheels": "gpufleet stack wheels packs them",
+    "profile --batch-size": "two, four and eight samples are traced",
     "recommend --spot-spread": "a plan's alternates are the other types that its nodes may be of",
     "policy --region": "the stack's plan has it",
     "set --image": "pulumi config set gpufleet:image REPOSITORY@DIGEST, which docker push prints",

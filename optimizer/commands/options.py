@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from optimizer.contract.errors import InvalidInputError
-from optimizer.contract.plan import FleetPlan, PlanError, PlanNumberError, read_plan, read_plan_text
+from optimizer.contract.plan import FleetPlan, PlanError, read_plan, read_plan_text
 from optimizer.contract.units import parse_hours
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -135,10 +135,6 @@ def parse_plan_argument(plan: str, parse: Callable[[str, str], T]) -> T:
         if plan == "-":
             return parse(sys.stdin.read(), "standard input")
         return parse(read_plan_text(Path(plan)), plan)
-    except PlanNumberError as error:
-        raise InvalidInputError(
-            str(error), next_step="give --plan a lower number, or leave it out for plan 1"
-        ) from error
     except PlanError as error:
         raise InvalidInputError(
             str(error), next_step="write a plan with: gpufleet recommend REQUEST.yaml --save plans.json"

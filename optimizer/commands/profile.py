@@ -39,19 +39,12 @@ Example:
 )
 @click.argument("target", metavar="MODULE:FUNCTION")
 @click.option(
-    "--batch-size",
-    type=click.IntRange(min=1, max=1 << 20),
-    default=2,
-    show_default=True,
-    help="Smallest batch to trace; twice and four times as much are traced too.",
-)
-@click.option(
     "--out",
     type=OutputFile(),
     help="Also write the profile to this .json file, which --model of recommend and estimate reads.",
 )
 @format_option
-def command(target: str, batch_size: int, out: Path | None, output_format: str) -> None:
+def command(target: str, out: Path | None, output_format: str) -> None:
     """Count parameters, FLOPs and memory of your own torch module, without a GPU and without its memory.
 
     FUNCTION takes a batch size and returns (module, inputs) or (module, inputs, loss); docs/models.md has the rules.
@@ -66,7 +59,7 @@ def command(target: str, batch_size: int, out: Path | None, output_format: str) 
         )
     if out is not None:
         check_out_path(out)
-    profile = profile_function(target, batch_size=batch_size, progress=lambda line: say(line, err=True))
+    profile = profile_function(target, progress=lambda line: say(line, err=True))
     if out is not None:
         write_profile(out, profile)
     if output_format == "json":
@@ -109,7 +102,6 @@ def _print(profile: ModuleProfile) -> None:
     write_text(
         f"{profile.name}: {profile.module_class}, {profile.total_parameters:,} parameters ({types}), "
         f"{profile.parameter_bytes / 2**30:.3f} GiB\n"
-        f"a sample: {'; '.join(profile.inputs)}\n"
         f"repeated blocks: {_blocks(profile)}\n"
     )
     write_table(

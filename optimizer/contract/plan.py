@@ -63,10 +63,6 @@ class PlanError(ValueError):
     """A plan that cannot be read or carried out, or contradicts itself; the message says where and why."""
 
 
-class PlanNumberError(PlanError):
-    """A file that holds fewer plans than ``--plan`` says."""
-
-
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -823,10 +819,10 @@ def read_plan(text: str, *, plan_number: int = 1, origin: str = "the plan") -> F
                 f"{origin} is recommend output without plans: nothing met its limits; recommend has the nearest"
             )
         if not 1 <= plan_number <= len(plans):
-            raise PlanNumberError(f"{origin} holds {counted(len(plans), 'plan')}, there is no plan {plan_number}")
+            raise PlanError(f"{origin} holds {counted(len(plans), 'plan')}, there is no plan {plan_number}")
         data = plans[plan_number - 1]
     elif plan_number != 1:
-        raise PlanNumberError(f"{origin} holds one plan, there is no plan {plan_number}")
+        raise PlanError(f"{origin} holds one plan, there is no plan {plan_number}")
     return plan_from_dict(data, origin=origin)
 
 

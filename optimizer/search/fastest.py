@@ -61,7 +61,6 @@ class Fastest:
     of all splits, where that is faster still.
 
     Attributes:
-        measured: runs on this GPU were measured.
         relative_error: of the estimates, standard deviation of the log.
         configurations: number of legal configurations; all that fit were evaluated.
     """
@@ -70,7 +69,6 @@ class Fastest:
     layouts: LayoutTable
     sharding: Ints
     checkpointing: Ints
-    measured: bool
     relative_error: Floats
     train_hours: Floats
     configurations: int
@@ -109,16 +107,6 @@ class Fastest:
         return Parallelism.model_validate(columns | names)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Configurations:
-    """Configurations of one machine: rows of its table, fields of Grid, and hours of useful training."""
-
-    row: Ints
-    sharding: Ints
-    checkpointing: Ints
-    hours: Floats
-
-
 class SearchSpace:
     """Every configuration of instance types that share one table of layouts.
 
@@ -130,7 +118,6 @@ class SearchSpace:
         can_shard: false for settings of one rank, which has nothing to shard its states over.
         configurations: number of legal settings.
         p95_gib, nccl_gib: memory at p95 of each setting, infinite where it cannot shard, and NCCL's of each row.
-        measured: of each machine, true where runs on its GPU were measured.
     """
 
     def __init__(self, problem: Problem, instances: Sequence[InstanceType], table: LayoutTable) -> None:
@@ -153,7 +140,6 @@ class SearchSpace:
             ]
             for pipelines in (False, True)
         )
-        self.measured = [residual.rows > 0 for residual in residuals]
         measured = [
             sum((name in measured_splits(i.gpu, recipe.framework)) << bit for bit, name in enumerate(SPLITS))
             for i in instances
@@ -190,9 +176,16 @@ class SearchSpace:
         """Memory that each row may have."""
         return np.asarray(limit_bytes(self._cases[machine].rates.gpu_memory_bytes, self.nccl_gib * GIB) / GIB)
 
-    def evaluate(self, machine: int, row: Ints, sharding: Ints, checkpointing: Ints) -> Configurations:
-        """Evaluate configurations on one machine; shardings and checkpointings are indices of the space's."""
-        sharding, checkpointing = self.shardings[sharding], self.checkpointings[checkpointing]
+    def find_fastest(self, machine: int, instance: InstanceType) -> Fastest:
+        """Evaluate all that fits on a machine; pick the simplest of the fastest of each node count and confidence.
+
+        A lower confidence must beat the higher ones by more than SAME.
+        """
+        fits = self.p95_gib <= self.limit_gib(machine)
+        of_sharding, row = np.nonzero(fits.any(axis=1))
+        sharding = self.shardings[of_sharding]
+        # The first checkpointing that fits recomputes least, and so is the fastest.
+        checkpointing = self.checkpointings[fits.argmax(axis=1)[of_sharding, row]]
         hours = np.empty(row.size)
         for start in range(0, row.size, CHUNK):
             piece = slice(start, start + CHUNK)
@@ -201,36 +194,36 @@ class SearchSpace:
             case = self._cases[machine].moved(**columns)
             parts_s = step_seconds(StepTable(case), self._coefficients[machine])
             hours[piece] = self._steps * np.asarray(sum(parts_s.values())) / 3600
-        return Configurations(row=row, sharding=sharding, checkpointing=checkpointing, hours=hours)
-
-    def find_fastest(self, machine: int) -> Configurations:
-        """Evaluate all that fits on a machine; pick the simplest of the fastest of each node count and confidence.
-
-        A lower confidence must beat the higher ones by more than SAME.
-        """
-        fits = self.p95_gib <= self.limit_gib(machine)
-        sharding, row = np.nonzero(fits.any(axis=1))
-        # The first checkpointing that fits recomputes least, and so is the fastest.
-        every = self.evaluate(machine, row, sharding, fits.argmax(axis=1)[sharding, row])
         slot = self.table.nodes[row] * _LEVELS + self.confidence(machine, row)
         best = np.full((int(self.table.nodes.max()) + 1, _LEVELS), np.inf)
-        np.minimum.at(best.ravel(), slot, every.hours)
+        np.minimum.at(best.ravel(), slot, hours)
         np.minimum.accumulate(best, axis=1, out=best)
         limits = (1 + SAME) * best
         limits[:, 1:][best[:, :-1] <= limits[:, 1:]] = -np.inf
-        tied = np.flatnonzero(every.hours <= limits.ravel()[slot])
-        every, slot = take_rows(every, tied), slot[tied]
+        tied = np.flatnonzero(hours <= limits.ravel()[slot])
+        row, sharding, checkpointing, hours, slot = (
+            column[tied] for column in (row, sharding, checkpointing, hours, slot)
+        )
         complexity = (
-            every.row,
-            every.hours,
-            self.table.grad_accum[every.row],
-            every.checkpointing,
-            every.sharding,
-            self.table.virtual_stages[every.row],
-            np.bitwise_count(self.splits[every.row]),
+            row,
+            hours,
+            self.table.grad_accum[row],
+            checkpointing,
+            sharding,
+            self.table.virtual_stages[row],
+            np.bitwise_count(self.splits[row]),
         )
         order = np.lexsort((*complexity, slot))
-        return take_rows(every, order[np.diff(slot[order], prepend=-1) > 0])
+        chosen = order[np.diff(slot[order], prepend=-1) > 0]
+        return Fastest(
+            instance=instance,
+            layouts=take_rows(self.table, row[chosen]),
+            sharding=sharding[chosen],
+            checkpointing=checkpointing[chosen],
+            relative_error=self.relative_error(machine, row[chosen]),
+            train_hours=hours[chosen],
+            configurations=self.configurations,
+        )
 
     def confidence(self, machine: int, row: Ints) -> Ints:
         """0 for data parallelism alone, 1 for measured splits only, 2 with an unmeasured split."""
@@ -243,19 +236,6 @@ class SearchSpace:
         error = np.where(several & stages, self._pipeline_errors[machine], self._errors[machine])
         error = np.maximum(error, np.where(self.confidence(machine, row) == 2, self._pooled_error, 0.0))
         return np.asarray(np.maximum(error, np.where(several, self._network_errors[machine], 0.0)))
-
-    def build(self, machine: int, instance: InstanceType, chosen: Configurations) -> Fastest:
-        """Return configurations of a machine as those of one of its types."""
-        return Fastest(
-            instance=instance,
-            layouts=take_rows(self.table, chosen.row),
-            sharding=chosen.sharding,
-            checkpointing=chosen.checkpointing,
-            measured=self.measured[machine],
-            relative_error=self.relative_error(machine, chosen.row),
-            train_hours=chosen.hours,
-            configurations=self.configurations,
-        )
 
 
 def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fastest | Rejection]:
@@ -293,12 +273,13 @@ def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fa
             continue
         space = SearchSpace(problem, [group[0] for group in groups], table)
         for machine, group in enumerate(groups):
-            chosen = space.find_fastest(machine)
+            fastest = space.find_fastest(machine, group[0])
             for instance in group:
-                if chosen.row.size:
-                    results[instance.name] = space.build(machine, instance, chosen)
-                else:
-                    results[instance.name] = _reject_memory(space, machine, instance)
+                results[instance.name] = (
+                    replace(fastest, instance=instance)
+                    if fastest.nodes.size
+                    else _reject_memory(space, machine, instance)
+                )
     return [results[instance.name] for instance in instances]
 
 

@@ -98,7 +98,6 @@ class Family:
         window_pattern: every layer has sliding-window attention where it is 1, all but each n-th where it is n.
         ffn_multiple: ffn_size / hidden_size where the configuration may leave ffn_size out.
         fixed: fields whose other values build a model that is not counted.
-        pads: pad_token_id is a row of the embedding, which must exist.
         text, vision: model_type of the nested configurations of a model with a tower for images.
         ties: configurations whose tie_word_embeddings ties, where there are two; either one by default.
     """
@@ -109,7 +108,6 @@ class Family:
     window_pattern: int = 0
     ffn_multiple: int = 0
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    pads: bool = True
     text: str = ""
     vision: str = ""
     ties: tuple[Literal["whole", "text"], ...] = ("whole", "text")
@@ -488,7 +486,6 @@ FAMILIES: dict[str, Family] = {
         facts={"norm_bias": True},
         parts=(_falcon,),
         ffn_multiple=4,
-        pads=False,
     ),
     "gpt2": Family(
         names=_EVEN | {
@@ -498,9 +495,8 @@ FAMILIES: dict[str, Family] = {
         facts=_BIASED,
         parts=(_learned(),),
         ffn_multiple=4,
-        pads=False,
     ),
-    "gpt_neox": Family(names=_EVEN, facts=_BIASED, pads=False),
+    "gpt_neox": Family(names=_EVEN, facts=_BIASED),
     "mpt": Family(
         names=_EVEN | {
             "layers": "n_layers", "hidden_size": "d_model", "attention_heads": "n_heads", "max_seq_len": "max_seq_len",
@@ -510,7 +506,6 @@ FAMILIES: dict[str, Family] = {
             "expansion_ratio": 4, "no_bias": True, "attn_config.attn_type": "multihead_attention",
             "attn_config.kv_n_heads": None, "attn_config.qk_ln": False, "attn_config.alibi": True,
         },
-        pads=False,
     ),
     "opt": Family(
         names=_EVEN | {"ffn_size": "ffn_dim", "attention_bias": "enable_bias", "mlp_bias": "enable_bias"},
@@ -540,7 +535,7 @@ FAMILIES: dict[str, Family] = {
         facts={"architecture": "seq2seq"},
         parts=(_t5,),
     ),
-    "vit": Family(names=_EVEN | {"vocab_size": ""}, facts={"architecture": "image"}, parts=(_vit,), pads=False),
+    "vit": Family(names=_EVEN | {"vocab_size": ""}, facts={"architecture": "image"}, parts=(_vit,)),
     "whisper": Family(
         names=_EVEN | {
             "layers": "encoder_layers", "hidden_size": "d_model", "ffn_size": "encoder_ffn_dim",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -12,7 +12,7 @@ from optimizer.contract.errors import InvalidInputError, describe_invalid
 from optimizer.contract.request import Number
 from optimizer.contract.units import parse_count
 from optimizer.workload.families import SWITCHES, USUAL
-from optimizer.workload.model import ModelArchitecture, ModelSpec, build_model, check_shape
+from optimizer.workload.model import ModelSpec, build_model, check_shape
 
 Size = Annotated[int, Field(ge=1), BeforeValidator(parse_count), Number]
 MaybeSize = Annotated[int, Field(ge=0), Number]
@@ -26,7 +26,9 @@ class ArchitectureFields(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(default="custom", description="Name in the answer.")
-    architecture: ModelArchitecture = Field(default="decoder", description="decoder or encoder, with fields.")
+    architecture: Literal["decoder", "encoder"] = Field(
+        default="decoder", description="decoder or encoder; other kinds of models have a preset or a config.json."
+    )
     parameters: Size | None = Field(default=None, description="Count, where it is known; null counts the fields.")
     layers: Size = Field(description="Transformer layers.")
     hidden_size: Size = Field(description="Width of the residual stream.")
@@ -54,13 +56,6 @@ def model_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
             limit=f"fields are {', '.join(ArchitectureFields.model_fields)}",
             next_step="give the missing fields, a preset or a config.json",
         ) from error
-    if given.architecture not in ("decoder", "encoder"):
-        raise InvalidInputError(
-            f"model.architecture is {given.architecture} with architecture fields",
-            limit="decoder or encoder: a CNN is given by its preset's name, T5, ViT and Whisper by a preset or "
-            "config.json, a module by its function or its profile",
-            why="the fields describe one stack of like layers",
-        )
     if given.head_dim is None and given.hidden_size % given.attention_heads:
         raise InvalidInputError(
             f"model.hidden_size is {given.hidden_size} and model.attention_heads is {given.attention_heads}",

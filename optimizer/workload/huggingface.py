@@ -75,13 +75,6 @@ def _model(data: Any, name: str, origin: str) -> ModelSpec:
     family = FAMILIES.get(kind)
     if family is None:
         raise _unknown(data, kind, origin)
-    if data.get("add_cross_attention"):
-        raise InvalidInputError(
-            f"{origin}: add_cross_attention is {data['add_cross_attention']}",
-            limit="a model of its own: false, or left out",
-            why="it is the decoder beside an encoder that the configuration does not describe",
-            next_step=_PROFILE,
-        )
     whole, tower, text, ties = _config(kind, data, origin), 0, data, family.ties
     if family.text:
         # Qwen's published configurations have the text's fields beside vision_config.
@@ -170,14 +163,6 @@ def _read(c: Config, family: Family, required: tuple[str, ...]) -> Values:
                 limit=f"one for each of the {values['layers']} layers",
                 next_step=f"shorten it with {names['layers']}, or leave it out for the class's own",
             )
-    pad = c.get("pad_token_id")
-    if family.pads and isinstance(pad, int) and not -values["vocab_size"] <= pad < values["vocab_size"]:
-        raise InvalidInputError(
-            f"{c.origin}: pad_token_id is {pad}",
-            limit=f"a row of the embedding: below vocab_size, {values['vocab_size']}",
-            why="torch.nn.Embedding takes no other padding_idx",
-            next_step="set it to a token of the vocabulary, or to null",
-        )
     values |= {"architecture": family.architecture, "soft_cap": False, "logits_soft_cap": False}
     for ours, theirs in (("soft_cap", "attn_logit_softcapping"), ("logits_soft_cap", "final_logit_softcapping")):
         values[ours] = theirs in c.defaults and bool(c.get(theirs))

@@ -67,7 +67,7 @@ NEAREST_COLUMNS = {
     "cost_usd_p95": "p95 USD",
 }
 REJECTED_COLUMNS = {"instance_type": "type", "binding_constraint": "binds", "reason": "reason"}
-# Types nearest to their limit that an answer without any plan lists.
+# Rejected types that an answer without any plan lists.
 _REJECTED_SHOWN = 5
 _INDENT = " " * 9  # below the names of the lines
 _NOTHING = "nothing at a current price within the limits"
@@ -151,7 +151,7 @@ def print_answer(answer: Recommendation, next_step: str, *, explain: bool) -> No
     if explain:
         _print_explanation(answer)
     elif not answer.plans and not answer.nearest:
-        _print_rejections(sorted(answer.rejected, key=_distance)[:_REJECTED_SHOWN], "Types nearest to their limit")
+        _print_rejections(answer.rejected[:_REJECTED_SHOWN], "Some of the rejected types")
 
 
 def _describe_purchase(plan: FleetPlan, *, is_first: bool = False) -> str:
@@ -272,11 +272,6 @@ def _print_rejections(rejected: Sequence[Rejection], title: str) -> None:
     if rejected:
         click.echo()
         write_table([asdict(rejection) for rejection in rejected], REJECTED_COLUMNS, title=title)
-
-
-def _distance(rejection: Rejection) -> float:
-    value, limit = rejection.value, rejection.limit
-    return value / limit if isinstance(value, float) and isinstance(limit, float) and limit else math.inf
 
 
 def describe_changes(nearest: NearestPlan) -> str:

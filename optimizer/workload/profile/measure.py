@@ -27,9 +27,7 @@ LINEAR_WITHIN = 0.01
 LARGEST_BATCH = 1 << 20
 
 
-def profile_module(
-    target: str, *, batch_size: int = SMALLEST_BATCH, progress: Callable[[str], None] = lambda _: None
-) -> ModuleProfile:
+def profile_module(target: str, progress: Callable[[str], None] = lambda _: None) -> ModuleProfile:
     """Profile the module that ``target`` ("package.module:function") builds, and check it at four times the batch.
 
     Passes are in 16-bit arithmetic and, unless the module is stored in 16 bits, in 32-bit; each without activation
@@ -41,9 +39,9 @@ def profile_module(
         # Copying a fake tensor asks where its data is (nn.TransformerEncoder copies its layer).
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         batches = {}
-        for size in (batch_size, 2 * batch_size, 4 * batch_size):
+        for size in (SMALLEST_BATCH, 2 * SMALLEST_BATCH, 4 * SMALLEST_BATCH):
             progress(f"batch of {size}: building and tracing")
-            batches[size] = trace_batch(target, function, size, only_plain=size == 4 * batch_size)
+            batches[size] = trace_batch(target, function, size, only_plain=size == 4 * SMALLEST_BATCH)
     return _build_profile(target, batches)
 
 
@@ -66,7 +64,6 @@ def _build_profile(target: str, batches: Mapping[int, TracedBatch]) -> ModulePro
     return ModuleProfile(
         name=target,
         module_class=type(module).__name__,
-        inputs=first.inputs,
         parameters=_count_parameters(module),
         idle_parameters=plain.idle_parameters,
         buffer_bytes=sum(buffer.numel() * buffer.itemsize for buffer in module.buffers()),

@@ -15,7 +15,7 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.workload.profile.cuda_dispatch import fake_tensors
 from optimizer.workload.profile.records import ArithmeticWidth, ProfiledCheckpointing
 from optimizer.workload.profile.trace import Counts, OperationTrace
-from optimizer.workload.profile.user_code import TrainingStep, blame_user_code, check_step, describe_inputs, find_loss
+from optimizer.workload.profile.user_code import TrainingStep, blame_user_code, check_step, find_loss
 
 PassKey = tuple[ArithmeticWidth, ProfiledCheckpointing]
 
@@ -25,7 +25,6 @@ class TracedBatch:
     """The module built for one batch size, and its passes."""
 
     module: torch.nn.Module
-    inputs: tuple[str, ...]
     blocks: Sequence[torch.nn.Module]
     passes: Mapping[PassKey, Counts]
 
@@ -53,7 +52,7 @@ def trace_batch(target: str, function: Callable[[int], Any], size: int, *, only_
             _checkpoint_blocks(blocks)
             for width in widths:
                 passes[width, "full"] = _trace_pass(step, trace, width, target)
-    return TracedBatch(module=module, inputs=describe_inputs(step, size), blocks=blocks, passes=passes)
+    return TracedBatch(module=module, blocks=blocks, passes=passes)
 
 
 def _widths(module: torch.nn.Module, target: str) -> tuple[ArithmeticWidth, ...]:

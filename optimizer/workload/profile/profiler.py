@@ -24,9 +24,7 @@ def is_function(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", text) is not None
 
 
-def profile_function(
-    target: str, *, batch_size: int | None = None, progress: Callable[[str], None] = lambda _: None
-) -> ModuleProfile:
+def profile_function(target: str, progress: Callable[[str], None] = lambda _: None) -> ModuleProfile:
     """Profile the module that a function builds; DataMissingError without a working torch."""
     if not RUNS_FUNCTIONS:
         raise InvalidInputError(
@@ -37,12 +35,12 @@ def profile_function(
     if importlib.util.find_spec("torch") is None:
         raise _torch_needed(target, "torch is not installed", INSTALL_TORCH)
     try:
-        from optimizer.workload.profile.measure import SMALLEST_BATCH, profile_module
+        from optimizer.workload.profile.measure import profile_module
     except (ImportError, OSError) as error:  # OSError: a library of it is missing
         next_step = f"{INSTALL_TORCH} in a fresh environment, or python -c 'import torch' to see the whole error"
         raise _torch_needed(target, f"torch cannot be imported: {error}", next_step) from error
 
-    return profile_module(target, batch_size=batch_size or SMALLEST_BATCH, progress=progress)
+    return profile_module(target, progress)
 
 
 def _torch_needed(target: str, problem: str, next_step: str) -> DataMissingError:

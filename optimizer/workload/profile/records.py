@@ -93,7 +93,6 @@ class ModuleProfile(_Record):
     """One module, as ``gpufleet profile --format json`` prints it and ``--model FILE.json`` reads it.
 
     Attributes:
-        inputs: shape and type of each input tensor of one sample ("float32[b, 3, 224, 224]").
         forward_flops, backward_flops: useful FLOPs: without recomputation, attention fused.
         idle_parameters: parameters of experts that a token does not pass through.
         convolution_outputs: elements of the convolutions' outputs.
@@ -105,7 +104,6 @@ class ModuleProfile(_Record):
     kind: Literal["gpufleet module profile"] = "gpufleet module profile"
     name: str
     module_class: str
-    inputs: tuple[str, ...]
     parameters: tuple[ParameterCount, ...] = Field(min_length=1)
     idle_parameters: Count = 0
     buffer_bytes: Count

@@ -110,24 +110,6 @@ def check_step(returned: Any, target: str, size: int) -> TrainingStep:
     return TrainingStep(module=module, args=args, kwargs=kwargs, loss=loss)
 
 
-def describe_inputs(step: TrainingStep, size: int) -> tuple[str, ...]:
-    """Describe the input tensors: "float32[b, 3, 224, 224]"."""
-
-    def describe(tensor: torch.Tensor) -> str:
-        shape = [str(length) for length in tensor.shape]
-        if shape and tensor.shape[0] == size:
-            shape[0] = "b"
-        return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(shape)}]"
-
-    named = list(step.kwargs.items()) if step.kwargs else [("", value) for value in step.args]
-    return tuple(
-        (f"{name} " if name else "") + describe(leaf)
-        for name, value in named
-        for leaf in tree_leaves(value)
-        if isinstance(leaf, torch.Tensor)
-    )
-
-
 def find_loss(output: Any, loss: Callable[[Any], Any] | None, target: str) -> torch.Tensor:
     """The scalar to train on: ``loss`` of the output, the output's own ``loss``, or the output."""
     value = output

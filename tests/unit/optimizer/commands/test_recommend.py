@@ -281,16 +281,6 @@ FILES = {
     "an answer": ('{"schema_version": 1, "request": {}, "plans": []}', "holds plans, and no request"),
     "a plan": ('{"schema_version": 1, "instance_type": "p5.48xlarge"}', "holds a plan, and no request"),
     "section is a number": ("model: gpt2-xl\nworkload: 5", "workload"),
-    "bad reservation": (
-        yaml.safe_dump(
-            {
-                "model": "gpt2-xl",
-                "workload": {"tokens": "1B", "seq_len": 1024},
-                "constraints": {"existing_reservations": [{"instance_type": "p5.48xlarge"}]},
-            }
-        ),
-        "existing_reservations.0.region",
-    ),
 }
 
 
