@@ -15,7 +15,7 @@ from typing import Any, Literal
 from bootstrap.contract.launcher import BY_SSH, names_of, start_of
 from bootstrap.contract.report import EXIT_AT_FAULT
 from optimizer.contract.errors import InvalidInputError
-from optimizer.contract.plan import FleetPlan, Market
+from optimizer.contract.plan import FleetPlan
 from optimizer.contract.plan_variables import plan_variables
 
 Manifest = dict[str, Any]
@@ -117,16 +117,9 @@ def job_name(plan: FleetPlan) -> str:
 
 def hard_limit_s(plan: FleetPlan) -> int | None:
     """Seconds in which all nodes at their dearest price spend the plan's budget; None without a budget or a price."""
-    purchase = plan.purchase
-    markets: set[Market] = {"spot"} if purchase.option == "spot" and not purchase.needs_on_demand_price else set()
-    dearest = max(
-        (
-            usd
-            for node, usd in plan.node_prices_usd_per_hour.items()
-            if node.instance_type == plan.instance_type and (not markets or node.market in markets)
-        ),
-        default=0.0,
-    )
+    is_spot = plan.purchase.option == "spot" and not plan.purchase.needs_on_demand_price
+    prices = plan.node_prices_usd_per_hour.items()
+    dearest = max((usd for node, usd in prices if not is_spot or node.market == "spot"), default=0.0)
     usd_per_hour = plan.node_count * dearest + plan.cost_usd.breakdown.volumes / plan.hours.expected
     if plan.job.budget_usd is None or not usd_per_hour:
         return None
