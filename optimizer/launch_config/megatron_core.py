@@ -36,21 +36,16 @@ def _further(plan: FleetPlan) -> Iterator[str]:
         yield "the run is compiled, and it has no torch.compile of the model"
     if split.sharding in _FSDP_STRATEGIES and split.pipeline > 1:
         yield f"pipeline parallelism is {split.pipeline} with {split.sharding}: its pipelines shard by zero1"
-    kind = (job.architecture or {}).get("model_type")
-    if job.architecture is not None and kind not in (*_GATED, "gpt2"):
-        yield (
-            f"the model is of type {kind or job.model}, and pretrain_gpt.py's arguments are known here for "
-            f"{', '.join((*_GATED, 'gpt2'))}"
-        )
+    architecture = job.architecture or {}
+    kind = architecture.get("model_type")
+    if architecture and kind not in _GATED:
+        yield f"the model is of type {kind or job.model}, and pretrain_gpt.py's arguments are for {', '.join(_GATED)}"
         return
-    if kind in _MAY_HAVE_BIASES and any((job.architecture or {}).get(name) for name in ("attention_bias", "mlp_bias")):
+    if kind in _MAY_HAVE_BIASES and (architecture.get("attention_bias") or architecture.get("mlp_bias")):
         yield "the model has biases in some of its products, and --disable-bias-linear is for all"
-    if kind in _GATED and (gate := (job.architecture or {}).get("hidden_act") or "silu") not in ("silu", "swish"):
+    if (gate := architecture.get("hidden_act") or "silu") not in ("silu", "swish"):
         yield f"the model's activation is {gate}, and --swiglu has silu"
-    name = str((job.architecture or {}).get("activation_function") or "gelu")
-    if kind == "gpt2" and name.split("_")[0] != "gelu":
-        yield f"the model's activation is {name}, and pretrain_gpt.py's is gelu"
-    if kind in _GATED and (scaling := _rope_type(job.architecture or {})) not in ("default", "llama3"):
+    if (scaling := _rope_type(architecture)) not in ("default", "llama3"):
         yield f"the model's rotary positions are scaled by {scaling}, and --use-rope-scaling is Llama 3's scaling"
     model = _spec(plan)
     if model is not None and (model.dense_layers or (model.windowed_layers and model.window < job.seq_len)):
@@ -136,7 +131,6 @@ def _training(plan: FleetPlan) -> Arguments:
 def _model(model: ModelSpec, architecture: Mapping[str, Any], seq_len: int) -> Arguments:
     kind, is_grouped = str(architecture["model_type"]), model.kv_heads != model.attention_heads
     rope, is_scaled = _rope(architecture), _rope_type(architecture) == "llama3"
-    is_gpt2 = kind == "gpt2"
     arguments: Arguments = {
         "num-layers": model.layers,
         "hidden-size": model.hidden_size,
@@ -144,14 +138,10 @@ def _model(model: ModelSpec, architecture: Mapping[str, Any], seq_len: int) -> A
         "num-attention-heads": model.attention_heads,
         "group-query-attention": is_grouped,
         "num-query-groups": is_grouped and model.kv_heads,
-        "kv-channels": not is_gpt2 and model.head_dim,
+        "kv-channels": model.head_dim,
         "max-position-embeddings": max(seq_len, model.max_seq_len),
         "vocab-size": model.vocab_size,
-        "position-embedding-type": "learned_absolute" if is_gpt2 else "rope",
-    }
-    if is_gpt2:
-        return arguments
-    arguments |= {
+        "position-embedding-type": "rope",
         "rotary-base": int(rope.get("rope_theta") or architecture.get("rope_theta") or 10000),
         "use-rope-scaling": is_scaled,
         "rope-scaling-factor": is_scaled and rope["factor"],

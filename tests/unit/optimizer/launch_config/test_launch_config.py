@@ -40,7 +40,6 @@ QWEN3_MOE = LLAMA | {
     "moe_intermediate_size": 768,
     "head_dim": 128,
 }
-GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50304, "n_positions": 8192}
 CHECKPOINT_STEPS = 83  # 600 s of 7.2 s each
 
 
@@ -284,18 +283,11 @@ def test_megatron_gets_stages_of_as_many_layers(layers: int, ends: list[str]) ->
         ({"hidden_act": "gelu"}, "activation is gelu, and --swiglu has silu"),
         ({"model_type": "mistral", "sliding_window": 4096}, "the arguments are for full and equal ones"),
         (QWEN3_MOE | {"decoder_sparse_step": 2}, "the arguments are for full and equal ones"),
-        (GPT2 | {"activation_function": "relu"}, "activation is relu, and pretrain_gpt.py's is gelu"),
     ],
 )
 def test_megatron_refuses_what_it_would_not_start_with(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInputError, match=says):
-        _of_megatron(
-            changes if changes.get("model_type") == "gpt2" else LLAMA | changes,
-            data=4,
-            pipeline=4,
-            micro_batch=1,
-            grad_accum=32,
-        )
+        _of_megatron(LLAMA | changes, data=4, pipeline=4, micro_batch=1, grad_accum=32)
 
 
 @pytest.mark.parametrize("normalised", [True, False, None])
