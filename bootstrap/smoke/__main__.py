@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bootstrap.contract.codec import FormatError
-from bootstrap.contract.node_plan import VARIABLE, Expected, read_node_plan
+from bootstrap.contract.node_plan import Expected, read_node_plan
 
 NODE_LIMIT_S, GANG_LIMIT_S = 600.0, 90.0
 # A rank that hangs before it watches the time, as in a broken GPU's driver, is killed so long after the limit.
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if lacking := [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         parser.error(f"{', '.join(lacking)} unset: start it with torchrun on every node, or set them for each rank")
     try:
-        plan = read_node_plan({VARIABLE: asked.plan})
+        plan = read_node_plan(os.environ)
     except FormatError as error:
         parser.error(str(error))
     limit_s = asked.time_limit_s or (GANG_LIMIT_S if is_gang else NODE_LIMIT_S)
@@ -72,12 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("scope", nargs="?", choices=["gang"], help="test all nodes of a run together")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--name", default=socket.gethostname(), help="this host in the report (default: its host name)")
-    parser.add_argument(
-        "--plan",
-        default=os.environ.get(VARIABLE, ""),
-        metavar="JSON",
-        help=f"plan whose expected rates are the limits (default: {VARIABLE} of the environment)",
-    )
     parser.add_argument(
         "--time-limit-s",
         type=float,

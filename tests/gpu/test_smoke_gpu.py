@@ -24,9 +24,9 @@ COMMAND = (
 )  # fmt: skip
 
 
-def smoke(*arguments: str) -> tuple[int, dict[str, Any], str]:
+def smoke() -> tuple[int, dict[str, Any], str]:
     done = subprocess.run(
-        [*COMMAND, "--time-limit-s", "240", *arguments],
+        [*COMMAND, "--time-limit-s", "240"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -46,9 +46,10 @@ def test_all_gpus_of_this_machine_pass() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_a_floor_beyond_the_hardware_fails() -> None:
+def test_a_floor_beyond_the_hardware_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     band = {"value": 1e5, "warn_below": 1e5, "fail_below": 1e5}
-    code, report, _ = smoke("--plan", json.dumps({"expected": {"link_gb_per_s": band}}))
+    monkeypatch.setenv("GPUFLEET_PLAN", json.dumps({"expected": {"link_gb_per_s": band}}))
+    code, report, _ = smoke()
     assert code == 1
     assert not report["passed"]
     assert report["error"] is None

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bootstrap.smoke import __main__ as cli
 from bootstrap.smoke.pairs import MAX_ROUNDS, find_slow, rounds
 
 pytestmark = pytest.mark.training
@@ -123,24 +122,3 @@ def test_the_slow_host_or_the_slow_link_is_told_apart() -> None:
     assert found(4, (1, 3)) == ([], [(1, 3)])
     assert found(8, *((i, 7) for i in range(7)), (0, 1)) == ([7], [(0, 1)])
     assert found(2, (0, 1)) == ([], [])  # two hosts: no other pair tells who
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ([], "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT unset: start it with torchrun on every node"),
-        (["--plan", '{"expected": {"link_gb_per_s": 3}}'], "GPUFLEET_PLAN.expected.link_gb_per_s is '3', and must be"),
-        (["--time-limit-s", "0"], "not a finite number above 0"),
-    ],
-)
-def test_wrong_usage_of_the_gang_test_ends_with_2(
-    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-        if arguments:
-            monkeypatch.setenv(name, "1")
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["gang", *arguments])
-    assert ended.value.code == 2
-    assert told in capsys.readouterr().err

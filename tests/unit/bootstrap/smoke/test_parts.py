@@ -55,13 +55,29 @@ def test_most_ranks_say_which_rank_computes_wrongly() -> None:
         (["--out", "/nowhere/r.json"], "cannot be written"),
         (["--out", "/"], "cannot be written"),
         (["stray"], "invalid choice"),
+        (["--time-limit-s", "0"], "not a finite number above 0"),
+        (["gang"], "GPUFLEET_PLAN.expected.link_gb_per_s is '3', and must be"),
     ],
 )
-def test_wrong_usage_ends_with_2(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_ends_with_2(
+    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("GPUFLEET_PLAN", '{"expected": {"link_gb_per_s": 3}}')
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_rank_knows_its_master(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RANK", "0")
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit):
+        cli.main(["gang"])
+    assert "WORLD_SIZE, MASTER_ADDR, MASTER_PORT unset: start it with torchrun" in capsys.readouterr().err
 
 
 def test_gpus_that_are_not_there_fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
