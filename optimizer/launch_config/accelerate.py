@@ -19,12 +19,6 @@ def _further(plan: FleetPlan) -> Iterator[str]:
     split, job = plan.parallelism, plan.job
     if job.optimizer == "adafactor" and split.sharding != "ddp":
         yield f"optimizer is adafactor with {split.sharding}: its moments need whole matrices"
-    if split.sharding in ("ddp", "zero1"):
-        for name in ("tensor", "context"):
-            if getattr(split, name) > 1:
-                yield f"{name} parallelism is {getattr(split, name)} with {split.sharding}: it composes with FSDP2 only"
-    if split.tensor > 1 and split.sequence_parallel:
-        yield f"tensor parallelism is {split.tensor} with sequence parallelism, which transformers' plans do not have"
 
 
 def _settings(plan: FleetPlan) -> dict[str, Any]:
@@ -53,15 +47,6 @@ def _settings(plan: FleetPlan) -> dict[str, Any]:
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
             "fsdp_activation_checkpointing": split.activation_checkpointing == "full",
         }
-    if len(split.beyond_data):
-        settings["parallelism_config"] = {
-            "parallelism_config_dp_replicate_size": 1,
-            "parallelism_config_dp_shard_size": split.data,
-            "parallelism_config_tp_size": split.tensor,
-            "parallelism_config_cp_size": split.context,
-        }
-        if split.context > 1:
-            settings["parallelism_config"]["parallelism_config_cp_comm_strategy"] = "alltoall"
     return settings
 
 
@@ -87,9 +72,6 @@ def environment(plan: FleetPlan) -> dict[str, str]:
         variables["ACCELERATE_USE_DEEPSPEED"] = "true"
         variables["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = "1"
         variables["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(plan.parallelism.grad_accum)
-    if "parallelism_config" in settings:
-        variables["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
-        variables |= {name.upper(): str(value) for name, value in settings["parallelism_config"].items()}
     return {name: value.lower() if value in ("True", "False") else value for name, value in variables.items()}
 
 
@@ -130,6 +112,8 @@ ENGINE = Engine(
         "optimizer": (tuple(_OPTIMIZERS), "transformers' --optim has no other of these"),
     },
     lacks={
+        "tensor": "its tensor and context ranks need a script that is written for them",
+        "context": "its tensor and context ranks need a script that is written for them",
         "pipeline": "it splits no model into stages for training",
         "expert": "it leaves experts to the model's own code",
     },
