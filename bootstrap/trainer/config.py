@@ -217,11 +217,11 @@ def _parser(plan: NodePlan, environment: Mapping[str, str]) -> argparse.Argument
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
     )
     kinds = get_type_hints(TrainerConfig)
-    own_defaults = {item.name: item.default for item in dataclasses.fields(TrainerConfig)}
+    own_defaults: dict[str, Any] = {item.name: item.default for item in dataclasses.fields(TrainerConfig)}
     for name, flag in FLAGS.items():
         kind = kinds[name]
         # argparse converts the text of a variable.
-        default = environment.get(flag.variable, "").strip() or getattr(plan, name, own_defaults[name])
+        default: Any = environment.get(flag.variable, "").strip() or getattr(plan, name, own_defaults[name])
         if flag.words and default not in flag.words:
             raise ConfigurationError(f"{VARIABLE}.{name} is {default!r}; expected one of {', '.join(flag.words)}")
         own = "" if own_defaults[name] in (MISSING, "") else str(own_defaults[name])
