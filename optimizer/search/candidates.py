@@ -79,25 +79,21 @@ class CandidateTable:
             return Rejection(name, reason, "capacity-block", needed, available)
         hours, usd = hours[in_time], usd[in_time]
         budget, deadline = limits.budget_usd, limits.deadline_hours
-        if budget is not None and not (usd <= budget).any():
-            reason = (
-                f"the cheapest run needs {usd.min():,.2f} USD at the 95th percentile, with its drain, "
-                f"the budget is {budget:,.2f} USD"
-            )
-            return Rejection(name, reason, "budget", float(usd.min()), budget)
-        assert deadline is not None  # without it, the budget alone decided
-        if not (hours <= deadline).any():
+        is_cheap = budget is None or bool((usd <= budget).any())
+        if is_cheap and deadline is not None and not (hours <= deadline).any():
             reason = (
                 f"the fastest run takes {hours.min():,.1f} h at the 95th percentile, the deadline is {deadline:,.1f} h"
             )
             return Rejection(name, reason, "deadline", float(hours.min()), deadline)
-        assert budget is not None  # both limits can be kept, but not together
-        cheapest = float(usd[hours <= deadline].min())
+        assert budget is not None  # without it, the deadline alone decided
+        least, within = float(usd.min()), ""
+        if is_cheap and deadline is not None:  # both limits can be kept, but not together
+            least, within = float(usd[hours <= deadline].min()), f" within {deadline:,.1f} h"
         reason = (
-            f"the cheapest run within {deadline:,.1f} h needs {cheapest:,.2f} USD at the 95th percentile, with its "
-            f"drain, the budget is {budget:,.2f} USD"
+            f"the cheapest run{within} needs {least:,.2f} USD at the 95th percentile, with its drain, the budget is "
+            f"{budget:,.2f} USD"
         )
-        return Rejection(name, reason, "budget", cheapest, budget)
+        return Rejection(name, reason, "budget", least, budget)
 
     def keep(self, rows: NDArray[np.intp]) -> CandidateTable:
         """Return the table with these rows alone."""

@@ -58,7 +58,7 @@ def _from_hub(text: str) -> ModelSpec:
 
 def _from_mapping(spec: Mapping[str, Any]) -> ModelSpec:
     if "kind" in spec:
-        return _from_profile(spec, origin="the request's model")
+        return model_from_profile(parse_profile(spec, origin="the request's model"))
     if "model_type" in spec:
         origin = "the model's configuration"
         return check_build(model_from_config(dict(spec), name=str(spec["model_type"]), origin=origin))
@@ -87,13 +87,9 @@ _LIMIT = (
 def _from_file(path: Path) -> ModelSpec:
     data = read_json(path)
     if isinstance(data, dict) and "kind" in data and "model_type" not in data:
-        return _from_profile(data, origin=str(path))
+        return model_from_profile(parse_profile(data, origin=str(path)))
     name = path.parent.name if path.name == "config.json" else path.stem
     return check_build(model_from_config(data, name=name, origin=str(path)))
-
-
-def _from_profile(data: Any, *, origin: str) -> ModelSpec:
-    return model_from_profile(parse_profile(data, origin=origin))
 
 
 def model_from_profile(profile: ModuleProfile) -> ModelSpec:

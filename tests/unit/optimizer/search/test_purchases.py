@@ -172,11 +172,6 @@ def test_owned_nodes_that_other_plans_beat_are_named() -> None:
     assert "1 g5.xlarge in us-east-1 is not used: other plans are better; the cheapest on it costs" in note
 
 
-def test_owned_nodes_that_a_plan_uses_need_no_note() -> None:
-    found = answer(existing_reservations=[block(2000, 2), owned(2)], instance_types=["p4d"])
-    assert not any("is not used" in note for note in found.notes)
-
-
 def test_settings_of_spot_nodes_are_named_where_none_are_bought() -> None:
     asked = answer(**P4D, purchase_options=["on-demand"], spot_fallback="on-demand").notes
     named = [note.split(":")[0] for note in asked if "is not used" in note]
