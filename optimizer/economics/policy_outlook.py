@@ -15,8 +15,7 @@ from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 
-from bootstrap.contract.pool_policy import Adaptive, Delays, Event, Mode
-from bootstrap.contract.pools import PoolRecord
+from bootstrap.contract.pool_policy import Delays, Event, Mode
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from bootstrap.contract.staging import limit_s
 from bootstrap.contract.timings import ASK_AGAIN, ENDING, HOUR, REFUSED_REPLACEMENT, TICK
@@ -26,7 +25,7 @@ from optimizer.economics.interruption import RESTART_HOURS, gang_reclaims, gang_
 from optimizer.economics.outcome import predict_outcome
 from optimizer.economics.planned import column, fleets_of
 from optimizer.economics.simulation.job import SimulatedJob
-from optimizer.economics.simulation.policies import Fallback
+from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.simulator import (
     DONE_HOURS,
     NewPolicy,
@@ -185,7 +184,7 @@ def price_adaptive(plan: FleetPlan) -> PolicyOutlook | None:
     prices = _prices(plan)
     if prices is None or plan.job.deadline_hours is None or least_hours(plan) > plan.job.deadline_hours:
         return None
-    before, after = (play_runs(plan, prices, policy) for policy in (fall_back, adapt))
+    before, after = (play_runs(plan, prices, policy) for policy in (POLICIES["fallback"], POLICIES["adaptive"]))
     hours = _shifted([run.elapsed_hours for run in before], [run.elapsed_hours for run in after], plan.hours.expected)
     dollars_before, dollars_after = _dollars(plan, prices, before), _dollars(plan, prices, after)
     usd = _shifted(dollars_before, dollars_after, plan.cost_usd.expected)
@@ -227,7 +226,7 @@ def forecast_rest(
         return _scale(planned.hours, factor), _scale(planned.cost_usd, factor)
     prices = _prices(plan)
     assert prices is not None
-    runs = play_runs(plan, prices, adapt, share=share, left_hours=left_hours, slower=slower, mode=mode)
+    runs = play_runs(plan, prices, POLICIES["adaptive"], share=share, left_hours=left_hours, slower=slower, mode=mode)
     return (
         _spread([run.elapsed_hours for run in runs], rounded, 0.0),
         _spread(_dollars(plan, prices, runs), cents, 0.0),
@@ -236,16 +235,6 @@ def forecast_rest(
 
 def _scale(spread: Spread, factor: float) -> Spread:
     return Spread(**{name: factor * getattr(spread, name) for name in Spread.model_fields})
-
-
-def fall_back(pools: int, job: SimulatedJob) -> SpotPolicy:
-    """Make a stack's default policy."""
-    return Fallback(pools)
-
-
-def adapt(pools: int, job: SimulatedJob) -> SpotPolicy:
-    """Make the adaptive policy as the controller has it."""
-    return Adaptive(dict.fromkeys(range(pools), PoolRecord()))
 
 
 def _prices(plan: FleetPlan) -> tuple[float, float] | None:

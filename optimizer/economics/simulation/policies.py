@@ -17,8 +17,6 @@ from optimizer.economics.simulation.simulator import NewPolicy, PoolsView
 class OnDemand:
     """On-demand from start to end."""
 
-    stays_on_demand = True
-
     def keep(self, view: PoolsView) -> Mode:
         """Return on-demand."""
         return Mode.ON_DEMAND
@@ -33,8 +31,6 @@ class OnDemand:
 
 class _InTurn:
     """The pools in turn, from the one that answered last."""
-
-    stays_on_demand = False
 
     def __init__(self, pools: int) -> None:
         self._pools, self._next = pools, 0
@@ -68,8 +64,6 @@ class SpotOnly(_InTurn):
 class Greedy(_InTurn):
     """Spot from the first pool that has it, until the deadline allows no more waiting; then on-demand to the end."""
 
-    stays_on_demand = True
-
     def keep(self, view: PoolsView) -> Mode:
         """Return what runs, or on-demand where the deadline demands it."""
         return Mode.ON_DEMAND if must_buy(view) else view.mode
@@ -81,8 +75,6 @@ class Greedy(_InTurn):
 
 class Fallback(_InTurn):
     """The stack's default policy: on-demand to the end once spot has not come for a gang window."""
-
-    stays_on_demand = True
 
     def __init__(self, pools: int) -> None:
         super().__init__(pools)

@@ -123,8 +123,6 @@ class SimulatedRun:
     ) -> None:
         self._available, self._gap_hours, self._job = available, gap_hours, job
         self._prices, self._policy, self._losses = prices, policy, losses
-        # A policy that never leaves on-demand nodes is not asked in each of their ticks.
-        self._stays_on_demand = getattr(policy, "stays_on_demand", False)
         self._present, self._tick = prices[0], 0
         self._delays = Delays(
             restart_hours=job.restart_hours,
@@ -134,7 +132,6 @@ class SimulatedRun:
         )
         self.mode, self.pool = Mode.IDLE, -1
         self.loading_hours = self._fresh = 0.0
-        self._launches = 0
         self._next_try_hours = 0.0
         self.elapsed_hours = 0.0
         self.work = job.work_hours
@@ -143,23 +140,11 @@ class SimulatedRun:
 
     def play(self) -> None:
         """Play all ticks."""
-        kept_launch = -1
         for tick, prices in enumerate(self._prices):
             if self.work <= DONE_HOURS:
                 return
             self._tick, self._present, elapsed = tick, prices, tick * self._gap_hours
-            step = min(self._gap_hours, self._job.deadline_hours - elapsed)
-            working = self.mode is Mode.SPOT and self.loading_hours <= 0
-            # A policy that kept working nodes in the cheapest pool keeps them again, as work uses up no slack: it need
-            # not be asked.
-            kept = working and kept_launch == self._launches and self.has_capacity(self.pool)
-            stays = self.mode is Mode.ON_DEMAND and self._stays_on_demand
-            if stays or (kept and prices[self.pool] <= min(prices)):
-                self.advance(step)
-                continue
-            before = self._launches
-            self.decide(elapsed, step)
-            kept_launch = before if working else -1
+            self.decide(elapsed, min(self._gap_hours, self._job.deadline_hours - elapsed))
 
     def decide(self, elapsed: float, step: float) -> None:
         """Do what the policy says until its next decision, ``step`` hours on."""
@@ -221,7 +206,6 @@ class SimulatedRun:
         """Start nodes."""
         self.moves += mode is Mode.SPOT and self.pool not in (-1, pool)
         self.loading_hours = self._job.restart_hours
-        self._launches += 1
         self._fresh = 0.0
         self.mode, self.pool = mode, pool
 

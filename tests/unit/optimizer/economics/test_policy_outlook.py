@@ -14,12 +14,11 @@ from optimizer.contract.plan import FleetPlan, NodeItem, read_plan
 from optimizer.economics.policy_outlook import (
     MOST_DEARER,
     RUNS,
-    adapt,
-    fall_back,
     forecast_rest,
     play_runs,
     price_policies,
 )
+from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.simulator import NewPolicy
 from tests.unit.optimizer.search.requests import answer
 
@@ -53,7 +52,7 @@ def expected(one: FleetPlan, policy: NewPolicy, deadline_hours: float | None = N
 def test_fallback_simulated_costs_what_the_closed_form_says(instance_type: str) -> None:
     # The form is of long runs: one of 3 hours that is reclaimed hourly costs up to 8% more.
     one = plan(instance_type, 1000.0, samples=8_000_000)
-    compute_usd, hours, _ = expected(one, fall_back)
+    compute_usd, hours, _ = expected(one, POLICIES["fallback"])
     assert compute_usd == pytest.approx(one.cost_usd.breakdown.compute, rel=0.06)
     assert hours == pytest.approx(one.hours.expected, rel=0.06)
 
@@ -71,7 +70,7 @@ def test_adaptive_is_cheaper_the_more_time_there_is_and_keeps_the_deadline() -> 
         assert known.expected_usd["fallback"] == one.cost_usd.expected
         costs.append(known.cost_usd.expected)
         # Only a speed beyond its own 95th percentile misses the deadline.
-        assert expected(one, adapt, deadline_hours)[2] <= 0.05 * RUNS
+        assert expected(one, POLICIES["adaptive"], deadline_hours)[2] <= 0.05 * RUNS
     assert costs[2] < costs[1] < costs[0] < one.cost_usd.expected
 
 
