@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -40,7 +40,7 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
     """Read everything that a tick looks at; botocore's errors pass."""
     problems: list[str] = []
     # First: an instance they name is then among the machines.
-    notices = receive_notices(clients, settings, problems)
+    interrupted, maintenance, receipts = receive_notices(clients, settings, problems)
     groups = read_groups(clients, settings)
     machines = read_machines(clients, settings, state, now, problems)
     missed = find_missed_machines(clients, settings, groups, state, machines, now)
@@ -57,12 +57,12 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
         groups=groups,
         machines=machines,
         missed=missed,
-        interrupted=frozenset(notices.interrupted),
-        maintenance=notices.maintenance,
+        interrupted=frozenset(interrupted),
+        maintenance=maintenance,
         reports=load_reports(clients, settings, reported_at, problems),
         request=request,
     )
-    return Gathered(seen=seen, receipts=notices.receipts, problems=problems)
+    return Gathered(seen=seen, receipts=receipts, problems=problems)
 
 
 def _first_request(settings: ControllerSettings) -> PersonRequest | None:
@@ -109,48 +109,38 @@ def _is_by_aws(reason: str | None) -> bool:
     return bool(reason) and not str(reason).startswith("User suspended")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Notices:
-    """Instances by kind of notice, of the whole account."""
+def receive_notices(
+    clients: Clients, settings: ControllerSettings, problems: list[str]
+) -> tuple[set[str], dict[str, datetime], list[str]]:
+    """Receive all messages of the queue, of the whole account's instances.
 
-    interrupted: set[str] = field(default_factory=set)
-    maintenance: dict[str, datetime] = field(default_factory=dict)  # when EC2 ends or restarts the instance
-    receipts: list[str] = field(default_factory=list)  # of the messages
-
-
-def receive_notices(clients: Clients, settings: ControllerSettings, problems: list[str]) -> Notices:
-    """Receive all messages of the queue."""
-    notices = Notices()
+    Returns:
+        The ids of interrupted instances, the times at which EC2 ends or restarts instances by id, and the receipts.
+    """
+    interrupted, maintenance, receipts = set[str](), dict[str, datetime](), list[str]()
     for _ in range(QUEUE_BATCHES):
         answer = clients.sqs.receive_message(QueueUrl=settings.queue_url, MaxNumberOfMessages=10, WaitTimeSeconds=0)
         messages = answer.get("Messages", [])
         if not messages:
             break
         for message in messages:
-            notices.receipts.append(message["ReceiptHandle"])
+            receipts.append(message["ReceiptHandle"])
             try:
-                _take(notices, json.loads(message["Body"]))
+                event = json.loads(message["Body"])
+                # infra/policies/resources.py has the kinds, with AWS's pages.
+                kind, detail = event["detail-type"], event["detail"]
+                if kind == HEALTH and detail.get("statusCode") != "closed":
+                    starts_at = to_seconds(parsedate_to_datetime(detail["startTime"]))
+                    maintenance |= {entity["entityValue"]: starts_at for entity in detail.get("affectedEntities", [])}
+                if kind in (INTERRUPTION, *RESERVATION):
+                    interrupted.add(detail["instance-id"])
+                if kind in RESERVATION:
+                    # No page says that the metadata service tells the node, which has two minutes to save.
+                    ends_at = datetime.fromisoformat(detail["instance-termination-time"].replace("Z", "+00:00"))
+                    maintenance[detail["instance-id"]] = to_seconds(ends_at)
             except (ValueError, KeyError, TypeError, AttributeError):
                 problems.append(f"a message is not an event: {message['Body'][:200]}")
-    return notices
-
-
-def _take(notices: Notices, event: Any) -> None:
-    """Take in an event; infra/policies/resources.py has the kinds, with AWS's pages."""
-    kind, detail = event["detail-type"], event["detail"]
-    if kind == HEALTH:
-        if detail.get("statusCode") != "closed":
-            starts_at = to_seconds(parsedate_to_datetime(detail["startTime"]))
-            notices.maintenance.update(
-                {entity["entityValue"]: starts_at for entity in detail.get("affectedEntities", [])}
-            )
-    elif kind == INTERRUPTION:
-        notices.interrupted.add(detail["instance-id"])
-    elif kind in RESERVATION:
-        # No page says that the metadata service tells the node, which has two minutes to save.
-        notices.interrupted.add(detail["instance-id"])
-        ends_at = datetime.fromisoformat(detail["instance-termination-time"].replace("Z", "+00:00"))
-        notices.maintenance[detail["instance-id"]] = to_seconds(ends_at)
+    return interrupted, maintenance, receipts
 
 
 def delete_notices(clients: Clients, settings: ControllerSettings, receipts: Sequence[str]) -> None:
