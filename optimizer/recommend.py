@@ -49,7 +49,7 @@ from optimizer.search.candidates import (
 )
 from optimizer.search.global_batch import FEW_STEPS
 from optimizer.search.nearest import NearestPlan, find_nearest
-from optimizer.search.plan_builder import PlanBuilder
+from optimizer.search.plan_builder import build_plans
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase
 from optimizer.search.ranking import list_chosen, rank
@@ -151,7 +151,7 @@ def recommend(
     chosen = list_chosen(ranking, request)
     contrasts = [candidate for candidate in (ranking.faster, ranking.cheaper) if candidate]
     candidates = list(dict.fromkeys([*ranking.pareto, *chosen, *contrasts]))
-    built = with_alternates(problem, candidates, PlanBuilder(problem).build(candidates))
+    built = with_alternates(problem, candidates, build_plans(problem, candidates))
     plans = {candidate: plan.seal() for candidate, plan in zip(candidates, built, strict=True)}
     for candidate in chosen[:PRICED_PLANS]:
         outlook = price_policies(plans[candidate])

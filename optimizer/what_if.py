@@ -18,7 +18,7 @@ from optimizer.contract.request import Constraints, FleetRequest
 from optimizer.performance.calibration import Calibration
 from optimizer.search.candidates import Candidate, CandidateTable, find_tables
 from optimizer.search.nearest import find_least, find_needs
-from optimizer.search.plan_builder import PlanBuilder
+from optimizer.search.plan_builder import build_plans
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import rank_first
 
@@ -86,7 +86,7 @@ def _find_within(problem: Problem, tables: Sequence[CandidateTable], against: Ax
         candidate = find_least(_at_current_prices(tables, limits), limits, "deadline_hours")
     else:
         candidate = _find_best(problem, tables, limits)
-    return PlanBuilder(problem).build([candidate])[0] if candidate else None
+    return build_plans(problem, [candidate])[0] if candidate else None
 
 
 def _find_best(problem: Problem, tables: Sequence[CandidateTable], limits: Constraints) -> Candidate | None:

@@ -51,7 +51,7 @@ from optimizer.performance.setups import (
 )
 from optimizer.performance.table import estimate_case, explain, reserve_gib
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware
-from optimizer.search.reach import find_reach
+from optimizer.search.problem import find_reach
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 

@@ -16,8 +16,7 @@ from bootstrap.contract.words import counted
 from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, ZERO1, Grid, Ints, Recipe
-from optimizer.search.problem import Problem
-from optimizer.search.reach import AXES
+from optimizer.search.problem import AXES, Problem
 from optimizer.workload.model import ModelSpec
 
 SPLITS = AXES[1:]

@@ -18,7 +18,7 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import Constraints, flag_of
 from optimizer.search.candidates import Candidate, CandidateTable, find_tables
-from optimizer.search.plan_builder import PlanBuilder
+from optimizer.search.plan_builder import build_plans
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import rank_first
 
@@ -183,5 +183,5 @@ def _build(
 ) -> NearestPlan:
     """The answer's first plan with ``changes``, which are rounded up; old spot prices head nothing."""
     moved = problem.revise(**changes)
-    (plan,) = PlanBuilder(moved).build([rank_first(tables, moved.request) or candidate])
+    (plan,) = build_plans(moved, [rank_first(tables, moved.request) or candidate])
     return NearestPlan(changes=changes, distance=distance, plan=plan.seal())

@@ -1,11 +1,11 @@
-"""``PlanBuilder``: from candidates to FleetPlans."""
+"""From candidates to FleetPlans."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 from optimizer.catalog import Catalog
@@ -19,7 +19,6 @@ from optimizer.contract.plan import (
     NodeItem,
     NodeSpec,
     PlannedJob,
-    PlannedLustre,
     PlanPrice,
     Purchase,
     SpotRange,
@@ -43,89 +42,78 @@ from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase
 
 
-class PlanBuilder:
-    """Builds the plans of one answer."""
+def build_plans(problem: Problem, candidates: Sequence[Candidate]) -> list[FleetPlan]:
+    """Build the plans of candidates."""
+    if not candidates:
+        return []
+    chosen = [(candidate.table.fastest, candidate.configuration) for candidate in candidates]
+    estimates, job = estimate_configurations(problem, chosen), _describe_job(problem)
+    return [_build(problem, candidate, estimates, i, job) for i, candidate in enumerate(candidates)]
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        # Looked up once for each region.
-        self._unit_prices = cache(lambda region: list_unit_prices(region, problem.catalog, problem.request.workload))
 
-    def build(self, candidates: Sequence[Candidate]) -> list[FleetPlan]:
-        """Build the plans of candidates."""
-        if not candidates:
-            return []
-        chosen = [(candidate.table.fastest, candidate.configuration) for candidate in candidates]
-        estimates = estimate_configurations(self._problem, chosen)
-        return [self._build(candidate, estimates, i) for i, candidate in enumerate(candidates)]
+def _build(problem: Problem, candidate: Candidate, estimates: Estimates, i: int, job: PlannedJob) -> FleetPlan:
+    table, row = candidate
+    fastest, purchase, nodes = table.fastest, candidate.purchase, candidate.nodes
+    owned, region, work = purchase.reservation, purchase.offer.region, problem.request.workload
+    run, parallelism = describe_run(problem, candidate), fastest.parallelism(candidate.configuration)
+    lustre = None
+    if work.lustre_gib is not None and work.data_gib is not None:
+        hours = float(table.outcome.hours_expected[row])
+        lustre = describe_lustre(problem.running_costs(region), work.lustre_gib, work.data_gib, hours)
+    return FleetPlan(
+        instance_type=fastest.instance.name,
+        region=region,
+        zone_ids=purchase.offer.zone_ids,
+        node_count=nodes,
+        node=describe_node(fastest.instance),
+        purchase=Purchase(
+            option=purchase.option,
+            on_demand_base=purchase.base,
+            on_demand_top_up=nodes - owned.count if owned and purchase.topped_up else 0,
+            fallback="on-demand" if purchase.fallback else "none",
+            capacity_reservation_id=owned.capacity_reservation_id if owned else None,
+            capacity_block=owned.capacity_block if owned else None,
+            next_blocks=purchase.next_blocks,
+            zone_id=purchase.price.zone_id or None,
+        ),
+        job=job,
+        parallelism=parallelism,
+        memory=describe_memory(estimates, i),
+        step_time_s=rounded(estimates.step_time_s[i]),
+        step_breakdown_s={part: rounded(s[i]) for part, s in estimates.time_s.items() if s[i] > 0},
+        tokens_per_second=rounded(estimates.tokens_per_second[i]),
+        mfu=rounded(estimates.mfu[i]),
+        **run,
+        prices=(*list_node_prices(purchase), *list_unit_prices(region, problem.catalog, work)),
+        lustre=lustre,
+        spot_range=_describe_range(candidate, run["cost_usd"].expected),
+        calibration=problem.describe_speed(fastest.instance, nodes, parallelism),
+        expected=expected_rates(Hardware.from_instance_type(fastest.instance), nodes, problem.calibration),
+    )
 
-    def _build(self, candidate: Candidate, estimates: Estimates, i: int) -> FleetPlan:
-        table, row = candidate
-        fastest, purchase, nodes = table.fastest, candidate.purchase, candidate.nodes
-        owned = purchase.reservation
-        run = describe_run(self._problem, candidate)
-        parallelism = fastest.parallelism(candidate.configuration)
-        return FleetPlan(
-            instance_type=fastest.instance.name,
-            region=purchase.offer.region,
-            zone_ids=purchase.offer.zone_ids,
-            node_count=nodes,
-            node=describe_node(fastest.instance),
-            purchase=Purchase(
-                option=purchase.option,
-                on_demand_base=purchase.base,
-                on_demand_top_up=nodes - owned.count if owned and purchase.topped_up else 0,
-                fallback="on-demand" if purchase.fallback else "none",
-                capacity_reservation_id=owned.capacity_reservation_id if owned else None,
-                capacity_block=owned.capacity_block if owned else None,
-                next_blocks=purchase.next_blocks,
-                zone_id=purchase.price.zone_id or None,
-            ),
-            job=self._job,
-            parallelism=parallelism,
-            memory=describe_memory(estimates, i),
-            step_time_s=rounded(estimates.step_time_s[i]),
-            step_breakdown_s={part: rounded(s[i]) for part, s in estimates.time_s.items() if s[i] > 0},
-            tokens_per_second=rounded(estimates.tokens_per_second[i]),
-            mfu=rounded(estimates.mfu[i]),
-            **run,
-            prices=(*list_node_prices(purchase), *self._unit_prices(purchase.offer.region)),
-            lustre=self._describe_lustre(purchase.offer.region, float(table.outcome.hours_expected[row])),
-            spot_range=_describe_range(candidate, run["cost_usd"].expected),
-            calibration=self._problem.describe_speed(fastest.instance, nodes, parallelism),
-            expected=expected_rates(Hardware.from_instance_type(fastest.instance), nodes, self._problem.calibration),
-        )
 
-    def _describe_lustre(self, region: str, hours: float) -> PlannedLustre | None:
-        work = self._problem.request.workload
-        if work.lustre_gib is None or work.data_gib is None:
-            return None
-        return describe_lustre(self._problem.running_costs(region), work.lustre_gib, work.data_gib, hours)
-
-    @cached_property
-    def _job(self) -> PlannedJob:
-        request, model, recipe = self._problem.request, self._problem.model, self._problem.recipe
-        amount = self._problem.amount
-        return PlannedJob(
-            model=model.name,
-            parameters=model.parameters,
-            samples=amount.samples,
-            tokens=amount.samples * recipe.seq_len,
-            seq_len=recipe.seq_len,
-            target_len=recipe.target_len or None,
-            global_batch=amount.global_batch,
-            steps=amount.steps,
-            precision=request.workload.precision,
-            optimizer=request.workload.optimizer,
-            compiled=request.workload.compiled,
-            tuning=Tuning(**asdict(recipe.tuning)),
-            framework=recipe.framework,
-            architecture=self._problem.reach.architecture,
-            model_revision=model.revision or None,
-            checkpoint_gib=rounded(self._problem.checkpoint_gib),
-            budget_usd=request.constraints.budget_usd,
-            deadline_hours=request.constraints.deadline_hours,
-        )
+def _describe_job(problem: Problem) -> PlannedJob:
+    request, model, recipe, amount = problem.request, problem.model, problem.recipe, problem.amount
+    return PlannedJob(
+        model=model.name,
+        parameters=model.parameters,
+        samples=amount.samples,
+        tokens=amount.samples * recipe.seq_len,
+        seq_len=recipe.seq_len,
+        target_len=recipe.target_len or None,
+        global_batch=amount.global_batch,
+        steps=amount.steps,
+        precision=request.workload.precision,
+        optimizer=request.workload.optimizer,
+        compiled=request.workload.compiled,
+        tuning=Tuning(**asdict(recipe.tuning)),
+        framework=recipe.framework,
+        architecture=problem.reach.architecture,
+        model_revision=model.revision or None,
+        checkpoint_gib=rounded(problem.checkpoint_gib),
+        budget_usd=request.constraints.budget_usd,
+        deadline_hours=request.constraints.deadline_hours,
+    )
 
 
 def describe_memory(estimates: Estimates, i: int) -> Memory:

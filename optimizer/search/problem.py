@@ -1,20 +1,22 @@
-"""``Problem``: a request with its model, recipe, training amount, catalog and calibration."""
+"""``Problem``: a request with its model, recipe, training amount, catalog and calibration; ``Reach`` of its code."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
-from typing import Any, Self
+from typing import Any, Self, get_args
 
+from bootstrap.contract import trainer
+from bootstrap.contract.node_plan import NodePlan
 from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
 from optimizer.contract.plan import QUOTE, Parallelism, SpeedSource, Volumes, describe_undriven
-from optimizer.contract.request import FleetRequest, Quote, Workload, matches_type
+from optimizer.contract.request import Axis, FleetRequest, Quote, Workload, matches_type
 from optimizer.contract.units import rounded
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.running_costs import RunningCosts, running_costs
@@ -22,13 +24,15 @@ from optimizer.economics.staging import NodeCopy, node_copy
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.confidence import speed_source
 from optimizer.performance.fine_tuning import trained_parameters
+from optimizer.performance.frameworks import DEFAULT, TRAINER
 from optimizer.performance.setups import USUAL_SEQ_LEN, build_recipe
-from optimizer.performance.types import Hardware, Recipe
+from optimizer.performance.types import SHARDINGS, Hardware, Recipe
 from optimizer.search.global_batch import choose_global_batch
-from optimizer.search.reach import Reach, find_reach
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 
+# Mesh dimensions that a request can allow; all but data are splits.
+AXES: tuple[str, ...] = get_args(Axis)
 # Quantisation of checkpoints that were trained and released so (DeepSeek-V3, gpt-oss): there is no other to begin from.
 RELEASED_QUANTISED = ("fp8", "mxfp4")
 
@@ -72,6 +76,58 @@ class Amount:
                 next_step=f"--global-batch {samples}, or train on more",
             )
         return cls(samples=samples, global_batch=batch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reach:
+    """Kinds of parallelism and shardings to search.
+
+    Attributes:
+        architecture: configuration that the trainer builds the model from; None where it cannot.
+        framework: profile that estimates use: the requested one, and torch for what the reference trainer cannot do.
+        beyond_trainer: reasons why the reference trainer cannot train the model as requested, whatever the layout.
+        only_trainers: the search leaves out what other training code could do, because nobody asked for more.
+    """
+
+    architecture: dict[str, Any] | None
+    framework: str
+    beyond_trainer: tuple[str, ...]
+    axes: tuple[str, ...]
+    shardings: tuple[str, ...]
+    only_trainers: bool
+
+
+def find_reach(request: FleetRequest, model: ModelSpec, seq_len: int) -> Reach:
+    """Find what to search: the request's kinds, else the trainer's, else for code of the user's own all."""
+    architecture, work, limits = model.build_config, request.workload, request.constraints
+    beyond = trainer.unsupported(
+        NodePlan(
+            architecture=architecture or {},
+            seq_len=seq_len,
+            precision=work.precision,
+            optimizer=work.optimizer,
+            **asdict(work.tuning),
+        ),
+        gpus_per_node=1,
+        framework=work.framework,
+    )
+    by_default = limits.parallelism is None and not beyond
+    splits = trainer.splits(architecture, seq_len, work.optimizer, work.tuning)
+    axes: tuple[str, ...] = AXES
+    shardings: tuple[str, ...] = SHARDINGS
+    if by_default:
+        axes = splits
+        shardings = trainer.shardings(work.optimizer, work.tuning)
+    axes = limits.parallelism or axes
+    others_code = work.framework == TRAINER and (beyond or not set(axes) <= set(splits))
+    return Reach(
+        architecture=architecture,
+        framework=DEFAULT if others_code else work.framework,
+        beyond_trainer=tuple(beyond),
+        axes=axes,
+        shardings=limits.sharding or shardings,
+        only_trainers=by_default,
+    )
 
 
 def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:

@@ -40,7 +40,7 @@ from optimizer.commands.request_options import (
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError, shown
 from optimizer.contract.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict
 from optimizer.recommend import Recommendation, recommend
-from optimizer.search.reach import AXES
+from optimizer.search.problem import AXES
 
 AMOUNTS = ("tokens", "samples", "steps")
 

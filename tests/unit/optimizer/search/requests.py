@@ -12,8 +12,7 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.types import Recipe
 from optimizer.recommend import Recommendation, recommend
-from optimizer.search.problem import Amount, Problem
-from optimizer.search.reach import AXES
+from optimizer.search.problem import AXES, Amount, Problem
 from optimizer.workload.model import ModelSpec
 
 TYPES = ("p4d.24xlarge", "g5.12xlarge", "g6f.xlarge", "p5.48xlarge")

@@ -13,7 +13,7 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.recommend import Recommendation
 from optimizer.search.candidates import Candidate, CandidateTable, find_candidates
-from optimizer.search.plan_builder import PlanBuilder
+from optimizer.search.plan_builder import build_plans
 from optimizer.search.problem import Problem
 from tests.unit.optimizer.search.requests import answer, calibration, catalog, request
 
@@ -223,6 +223,6 @@ def test_spot_with_a_base_pays_both_prices() -> None:
         hourly = purchase.offer.on_demand.usd_per_hour + (nodes - 1) * purchase.price.usd_per_hour
         waiting = table.outcome.waiting_hours[row] * (hourly - purchase.price.usd_per_hour)
         assert table.cost.compute[row] == pytest.approx(hourly * table.outcome.running_hours[row] + waiting)
-        (plan,) = PlanBuilder(problem).build([Candidate(table, row)])
+        (plan,) = build_plans(problem, [Candidate(table, row)])
         assert plan.purchase.on_demand_base == 1
         assert [price.item.split()[0] for price in plan.prices if price.per == "hour"] == ["spot", "on-demand"]
