@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bootstrap.smoke",
-        description="Smoke test of this node: equal products of all ranks and all-reduce bandwidth, one rank a GPU. "
+        description="Smoke test of this node: DDP's gradients and all-reduce bandwidth, one rank a GPU. "
         "gang: of all nodes of a run together, also every collective, every pair of hosts and every rank's speed. "
         "Started by torchrun --standalone --nproc-per-node gpu -m bootstrap.smoke, or any launcher that sets RANK, "
         "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Each node writes the JSON report to "

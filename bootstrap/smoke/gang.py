@@ -12,16 +12,16 @@ from typing import Any, Literal, get_args
 import torch.distributed as dist
 
 from bootstrap.contract.node_plan import Expected
-from bootstrap.smoke import bandwidth, pairs, products, ranks, report, watch
+from bootstrap.smoke import bandwidth, gradients, pairs, products, ranks, report, watch
 
-# Shares of the time limit; what is left is for joining.
+# Shares of the time limit; what is left is for joining and gradients.
 COLLECTIVES, PAIRS, PRODUCTS = 0.3, 0.15, 0.03
 # For all ranks to start and to connect: NCCL takes longer the more there are.
 JOIN_S = 45.0
 # The same on a node whose first program of CUDA's this is: its libraries take up to a minute from a cold EBS volume.
 COLD_JOIN_S = 120.0
 # Steps that load libraries too.
-FIRST_STEPS = ("connect", "products")
+FIRST_STEPS = ("connect", "gradients")
 # Seconds that measurements may take in all, however late the test is ended.
 MEASURING_S = 90.0
 
@@ -141,16 +141,21 @@ def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.CheckR
         share_s = COLLECTIVES / len(names) * budget_s
         return name, lambda: bandwidth.check(place, name, expected=rate, budget_s=share_s)
 
-    def compute() -> list[report.CheckResult]:
-        found = products.check(place, gang.hosts, expected.matmul_tflop_per_s, budget_s=PRODUCTS * budget_s)
-        return found if options.is_gang else found[:1]
-
     # A plugin may pass some collectives and hang in another (bootstrap/known-bad.csv).
     names: tuple[bandwidth.Collective, ...] = get_args(bandwidth.Collective) if options.is_gang else ("all_reduce",)
-    steps = [("connect", connect), ("products", compute), *map(collective, names)]
-    if options.is_gang:
-        steps.insert(2, ("pairs", lambda: pairs.check(place, gang.names, budget_s=PAIRS * budget_s)))
-    return steps
+    together: list[tuple[str, Callable[[], list[report.CheckResult]]]] = [
+        ("pairs", lambda: pairs.check(place, gang.names, budget_s=PAIRS * budget_s)),
+        (
+            "products",
+            lambda: products.check(place, gang.hosts, expected.matmul_tflop_per_s, budget_s=PRODUCTS * budget_s),
+        ),
+    ]
+    return [
+        ("connect", connect),
+        ("gradients", lambda: gradients.check(place, gang.hosts)),
+        *(together if options.is_gang else ()),
+        *map(collective, names),
+    ]
 
 
 def bad_hosts(results: Sequence[report.CheckResult], names: Sequence[str]) -> list[str]:

@@ -18,10 +18,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 
 import torch
+import torch._dynamo  # DDP imports it at its first use
 import torch.distributed as dist
 
 from bootstrap.contract.node_plan import Band, Expected
-from bootstrap.smoke import bandwidth, gang, pairs, products, watch
+from bootstrap.smoke import bandwidth, gang, gradients, pairs, products, watch
 from bootstrap.smoke.ranks import Ranks
 
 COUNT = 3
@@ -32,9 +33,9 @@ LONG_S = 100.0
 
 
 def miscompute() -> None:
-    """Be a GPU that computes one row wrongly."""
-    original = products.exact_product
-    products.exact_product = lambda a, b: original(a, b).index_fill(0, torch.tensor(7), 1.0)
+    """Be a GPU that computes wrongly, which spoils the gradients of all ranks."""
+    original = gradients.gradients_of
+    gradients.gradients_of = lambda model, inputs: original(model, 1.01 * inputs)
 
 
 def add_up_wrongly_and_fail() -> None:

@@ -65,11 +65,12 @@ def test_each_of_three_faults_at_once_is_found_by_its_own_test(reports: Reports)
     for report in reports["three_faults"]:
         tests = by_name(report)
         assert {name for name, test in tests.items() if test["verdict"] == "fail"} == {
-            "products_equal_on_all_ranks",
+            "gradients_equal_one_process",
             "slowest_pair",
             "slowest_rank_products",
         }
-        assert tests["products_equal_on_all_ranks"]["hosts"] == ["host-0"]
+        assert tests["gradients_equal_one_process"]["hosts"] == ["host-0"]
+        assert tests["gradients_equal_on_all_ranks"]["value"] == 0
         assert tests["slowest_rank_products"]["hosts"] == ["host-1"]
         assert tests["slowest_pair"]["note"] == "host-1 with host-2 alone is slow"
         # Its second host goes. With all hosts to blame, none is.
@@ -82,7 +83,7 @@ def test_a_host_that_vanishes_is_named_in_time_by_the_others(reports: Reports) -
         assert (report["passed"], report["bad_hosts"]) == (False, ["host-2"])
         assert "host-2 does not answer" in report["error"]
         # Earlier results are not lost.
-        assert by_name(report)["products_equal_on_all_ranks"]["verdict"] == "pass"
+        assert by_name(report)["gradients_equal_on_all_ranks"]["verdict"] == "pass"
 
 
 def test_a_wrong_sum_and_an_error_of_a_rank_are_named(reports: Reports) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from bootstrap.smoke import __main__ as cli
-from bootstrap.smoke.products import _equal
+from bootstrap.smoke.gradients import LIMIT, _equal_on_all_ranks, miscomputing, relative_error
 from bootstrap.smoke.report import CheckResult
 
 
@@ -39,12 +40,20 @@ def test_a_value_between_its_limits_warns() -> None:
     assert verdict(0.0, limit=None) == "warn"
 
 
-def test_most_ranks_say_which_rank_computes_wrongly() -> None:
+def test_most_ranks_say_whose_gradients_differ() -> None:
     hosts = ["a", "a", "b", "b"]
-    assert (_equal([5, 5, 5, 5], hosts).verdict, _equal([5, 5, 5, 5], hosts).note) == ("pass", "")
-    odd = _equal([5, 5, 7, 5], hosts)
+    same = _equal_on_all_ranks(["5", "5", "5", "5"], hosts)
+    assert (same.verdict, same.note) == ("pass", "")
+    odd = _equal_on_all_ranks(["5", "5", "7", "5"], hosts)
     assert (odd.value, odd.verdict, odd.hosts, odd.note[:12]) == (1, "fail", ("b",), "rank 2 of b ")
-    assert _equal([5, 5, 7, 7], hosts).hosts == ()
+    assert _equal_on_all_ranks(["5", "5", "7", "7"], hosts).hosts == ()
+
+
+def test_a_rank_that_computes_wrongly_alone_is_found() -> None:
+    assert miscomputing([3.0, 3.0, 3.0 * (1 + LIMIT / 2)]) == []
+    assert miscomputing([3.0, 3.1, 3.0]) == [1] and miscomputing([3.0, 3.0, math.nan]) == [2]
+    assert relative_error(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0])) == 0.25
+    assert math.isnan(relative_error(torch.tensor([math.nan]), torch.tensor([2.0])))
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ def test_two_healthy_ranks_pass_every_test(tmp_path: Path) -> None:
     healthy: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
     assert (healthy["passed"], healthy["verdict"], healthy["error"]) == (True, "pass", None)
     assert {test["name"]: test["verdict"] for test in healthy["tests"]} == {
-        "products_equal_on_all_ranks": "pass",
+        "gradients_equal_on_all_ranks": "pass",
+        "gradients_equal_one_process": "pass",
         "all_reduce_sum": "pass",
         "all_reduce_bus_bandwidth": "pass",
     }
@@ -71,7 +72,7 @@ def test_one_rank_has_nobody_to_compare_with() -> None:
     bandwidth = result(report, "all_reduce_bus_bandwidth")
     assert (bandwidth["value"], bandwidth["verdict"]) == (None, "pass")
     assert "nobody" in bandwidth["note"]
-    assert result(report, "products_equal_on_all_ranks")["value"] == 0
+    assert result(report, "gradients_equal_one_process")["value"] == 0
 
 
 def test_a_run_whose_rank_is_killed_leaves_no_rank() -> None:
