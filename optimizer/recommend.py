@@ -21,7 +21,7 @@ from bootstrap.contract import trainer
 from bootstrap.contract.timings import BLOCK_TAIL
 from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog, load
-from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan, describe_undriven
+from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.contract.request import (
     ExistingReservation,
     FleetRequest,
@@ -34,13 +34,7 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.case import lengths
 from optimizer.performance.frameworks import fp8_note, slow_attention_note
 from optimizer.performance.setups import positions_note
-from optimizer.search.advice import (
-    describe_capacity,
-    describe_commitments,
-    describe_compiler,
-    describe_input,
-    describe_network,
-)
+from optimizer.search.advice import list_advice
 from optimizer.search.alternates import with_alternates
 from optimizer.search.candidates import (
     CandidateTable,
@@ -174,23 +168,10 @@ def recommend(
             *trainer_notes(problem),
             *_spot_notes(problem),
             *_reservation_notes(problem, tables, rejected, [candidate.purchase for candidate in chosen]),
-            *(_describe_first(problem, first) if first else ()),
+            *(list_advice(problem, first) if first else ()),
         ),
         elapsed_s=time.perf_counter() - started,
     )
-
-
-def _describe_first(problem: Problem, plan: FleetPlan) -> list[str]:
-    """Say what matters of plan 1 to whom buys it."""
-    image = describe_undriven(plan.node.gpu, plan.node.gpu_count)
-    return [
-        *describe_compiler(problem, plan),
-        *([f"{plan.instance_type} {image}: first set gpufleet:amiId to an image of your own"] if image else []),
-        *describe_commitments(plan, problem.catalog.offer(plan.instance_type, plan.region)),
-        *describe_network(plan),
-        *describe_capacity(plan),
-        *describe_input(plan, problem.recipe.samples_per_vcpu_s),
-    ]
 
 
 def _workload_notes(problem: Problem) -> list[str]:

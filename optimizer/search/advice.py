@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from bootstrap.contract.trainer import loader_workers
 from optimizer.contract.hardware import Offer, break_even_hours
-from optimizer.contract.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan, describe_undriven
 from optimizer.contract.units import HOURS_PER_YEAR, short, usd_text
 from optimizer.performance.frameworks import CNN_DEFAULT, TRAINER
 from optimizer.search.candidates import find_tables
@@ -22,6 +22,19 @@ SPOT_TOGETHER = ((16, 0.42), (12, 0.44), (8, 0.53), (4, 0.63), (2, 0.75))
 _LONG_SHARE = 0.1
 # Least saving worth a note, of the plan's expected dollars.
 _LEAST_SAVING = 0.05
+
+
+def list_advice(problem: Problem, plan: FleetPlan) -> list[str]:
+    """Say what matters of plan 1 to whom buys it."""
+    image = describe_undriven(plan.node.gpu, plan.node.gpu_count)
+    return [
+        *describe_compiler(problem, plan),
+        *([f"{plan.instance_type} {image}: first set gpufleet:amiId to an image of your own"] if image else []),
+        *describe_commitments(plan, problem.catalog.offer(plan.instance_type, plan.region)),
+        *describe_network(plan),
+        *describe_capacity(plan),
+        *describe_input(plan, problem.recipe.samples_per_vcpu_s),
+    ]
 
 
 def describe_input(plan: FleetPlan, samples_per_vcpu_s: float) -> list[str]:
