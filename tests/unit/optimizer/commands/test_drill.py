@@ -10,11 +10,12 @@ import boto3
 import pytest
 from botocore.stub import ANY, Stubber
 
-from bootstrap.contract.state import ControllerState, MeteredInstance
+from bootstrap.contract.state import ControllerState, MeteredInstance, read_state
 from optimizer.aws import clients
 from optimizer.commands import drill
 from tests.unit.optimizer.commands.conftest import Gpufleet
-from tests.unit.optimizer.deployed import DeployedStack
+from tests.unit.optimizer.deployed import Clock, DeployedStack
+from tests.unit.optimizer.emulated_regions import Regions
 
 START = 1_760_000_000.0
 
@@ -137,6 +138,36 @@ def test_another_node_gets_the_notice_of_its_group(
     assert code == 1 and "did not come back" in err and "it is stopped" in err
     assert ("FIS sends no interruption" in err) is (case != "on demand")
     assert ("it takes fis:CreateExperimentTemplate, fis:StartExperiment" in err) is (case == "not permitted")
+
+
+def test_the_controller_replaces_the_node_and_the_drill_ends_with_what_it_cost(
+    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A story with the controller's own ticks: the gang is whole, lacks a node, is whole again and trains."""
+    clock = Clock(start=datetime.now(UTC).replace(microsecond=0))
+    monkeypatch.setattr("time.sleep", clock.sleep)
+    monkeypatch.setattr(drill, "datetime", clock)
+    regions, name = Regions(deployed.directory, clock, gpufleet), deployed.names.stack
+    regions.add(deployed)
+    regions.run(name)
+    begin(deployed)
+    node, sent_at = min(member.instance_id for member in deployed.group.nodes), clock.now()
+
+    def train_again(_: timedelta) -> None:
+        if clock.now() - sent_at < timedelta(minutes=3):
+            regions.tick(name)  # while the node saves
+        else:
+            regions.pass_time()
+        whole_at = read_state(json.dumps(deployed.get("control/state.json")), "the state").complete_since
+        if whole_at and whole_at > sent_at:
+            at = whole_at.timestamp() + 30
+            put_ledger(deployed, "2", ("start", at, 0), ("train", at + 40, 80), ("progress", at + 60, 100))
+
+    clock.meanwhile = train_again
+    code, out, err = gpufleet("drill", node, *deployed.arguments, "--yes")
+    assert code == 0 and "20 steps repeated" in out, err
+    members = {member.instance_id for member in deployed.group.nodes}
+    assert len(members) == 2 and node not in members
 
 
 def test_a_run_that_changed_while_a_person_read_is_left_alone(
