@@ -47,7 +47,7 @@ class Alarm:
     threshold: float = 0
     period_s: int = 300
     periods: int = 1
-    rings_after: int = 1
+    rings_after: int = 0  # 0: all
     without_data: str = "notBreaching"
 
 
@@ -79,7 +79,6 @@ def alarms(settings: StackSettings, names: Names) -> list[Alarm]:
             metrics={"wanted": own("NodesWanted", "Minimum"), "serving": own("NodesInService", "Maximum")},
             expression="wanted - serving",
             periods=MISSING_NODES_MINUTES // 5,
-            rings_after=MISSING_NODES_MINUTES // 5,
         ),
         Alarm(
             name="failed-launches",
@@ -116,7 +115,6 @@ def alarms(settings: StackSettings, names: Names) -> list[Alarm]:
             threshold=1,
             period_s=60,
             periods=CONTROLLER_SILENT_MINUTES,
-            rings_after=CONTROLLER_SILENT_MINUTES,
             without_data="breaching",
         ),
         Alarm(
@@ -126,7 +124,6 @@ def alarms(settings: StackSettings, names: Names) -> list[Alarm]:
             # Nodes that publish nothing count as idle.
             expression=f"IF(serving > 0 AND FILL(gpu, 0) < {IDLE_GPU_PERCENT}, 1, 0)",
             periods=IDLE_MINUTES // 5,
-            rings_after=IDLE_MINUTES // 5,
         ),
         Alarm(name="lost-events", description="Node events that nobody could take", metrics={"lost": lost_events}),
     ]
@@ -167,5 +164,4 @@ def _slow(settings: StackSettings, speed: Metric) -> Alarm:
         comparison="LessThanThreshold",
         threshold=round(threshold, 2),
         periods=SLOW_MINUTES // 5,
-        rings_after=SLOW_MINUTES // 5,
     )

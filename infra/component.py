@@ -17,18 +17,6 @@ from infra.settings import StackSettings
 RuleKind = type[aws.vpc.SecurityGroupIngressRule | aws.vpc.SecurityGroupEgressRule]
 
 LOG_RETENTION_DAYS = 30
-# A token is required, and answers travel one hop: a container or a forged request cannot read the role's credentials.
-METADATA_OPTIONS = aws.ec2.LaunchTemplateMetadataOptionsArgs(
-    http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1, instance_metadata_tags="disabled"
-)
-
-
-def launch_tags(tags: dict[str, str]) -> list[aws.ec2.LaunchTemplateTagSpecificationArgs]:
-    """Tags of everything that a launch template launches."""
-    return [
-        aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
-        for kind in ("instance", "volume", "network-interface")
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +71,6 @@ class Component(pulumi.ComponentResource):
             tags=self._tags,
             opts=self._own,
         )
-
-    def _profile(self, name: str, role: aws.iam.Role, opts: pulumi.ResourceOptions) -> pulumi.Output[str]:
-        """ARN of the instance profile of ``role``."""
-        return aws.iam.InstanceProfile(name, role=role.name, tags=self._tags, opts=opts).arn
 
     def _role_policy(self, name: str, role: aws.iam.Role, policy: pulumi.Input[str]) -> aws.iam.RolePolicy:
         return aws.iam.RolePolicy(name, role=role.name, policy=policy, opts=self._own)

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from bootstrap.contract.codec import to_json
 from bootstrap.contract.settings import ControllerSettings, OpeningHours
 from infra.naming import Names
 from infra.places import DeclaredPlace, node_prices
@@ -84,19 +83,6 @@ def control_settings(
         shared=settings.shared,
         zones={subnet: zone_id for zone_id, subnet in subnets.items()},
     )
-
-
-def settings_text(control: ControllerSettings) -> str:
-    """Text of the object that the function reads."""
-    return json.dumps(to_json(control), separators=(",", ":"))
-
-
-def settings_key(control_prefix: str, text: str) -> str:
-    """Key of the object with ``text``.
-
-    The digest makes other settings another object: the function takes them and its code in one step.
-    """
-    return f"{control_prefix}/settings-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
 
 
 def fixed_usd_per_hour(plan: FleetPlan, *, nat: bool, endpoints: int) -> float:

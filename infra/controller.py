@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
+from bootstrap.contract.codec import to_json
 from bootstrap.contract.settings import VARIABLE
 from infra import bundle
 from infra.component import Component, Stack
-from infra.control_settings import control_settings, settings_key, settings_text
+from infra.control_settings import control_settings
 from infra.fleet import Fleet
 from infra.network import Network
 from infra.observability import Observability
@@ -78,11 +81,16 @@ class Controller(Component):
         log_group = self._log_group(self._name, names.controller_log_group, key_arn)
 
         text: pulumi.Output[str] = pulumi.Output.all(**given).apply(
-            lambda known: settings_text(control_settings(self._settings, names, places=places, **known))
+            lambda known: json.dumps(
+                to_json(control_settings(self._settings, names, places=places, **known)), separators=(",", ":")
+            )
         )
         settings = self._object(
             f"{self._name}-settings",
-            text.apply(lambda known: settings_key(names.control_prefix, known)),
+            # The digest makes other settings another object: the function takes them and its code in one step.
+            text.apply(
+                lambda known: f"{names.control_prefix}/settings-{hashlib.sha256(known.encode()).hexdigest()[:12]}.json"
+            ),
             bucket=bucket,
             key_arn=key_arn,
             content=text,

@@ -135,10 +135,6 @@ class Names:
         """EventBridge rule for ``event`` (64 characters)."""
         return f"{self.prefix}-{event}"
 
-    def rule_arn(self, event: str) -> str:
-        """ARN of the EventBridge rule for ``event``."""
-        return self.arn("events", f"rule/{self.rule(event)}")
-
 
 def tags(stack: str, model: str, extra: dict[str, str]) -> dict[str, str]:
     """Cost allocation tags for every resource; gpufleet's own win over ``extra``.

@@ -125,7 +125,7 @@ class Observability(Component):
             f"{self._prefix}-{alarm.name}",
             alarm_description=alarm.description,
             evaluation_periods=alarm.periods,
-            datapoints_to_alarm=alarm.rings_after,
+            datapoints_to_alarm=alarm.rings_after or alarm.periods,
             comparison_operator=alarm.comparison,
             threshold=alarm.threshold,
             treat_missing_data=alarm.without_data,

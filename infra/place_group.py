@@ -12,7 +12,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra.component import ENDED_WITHIN, METADATA_OPTIONS, Component, Stack, launch_tags
+from infra.component import ENDED_WITHIN, Component, Stack
 from infra.images import Image
 from infra.network import Network
 from infra.places import DeclaredPlace
@@ -94,7 +94,14 @@ class PlaceGroup(Component):
             ebs_optimized="true",
             instance_initiated_shutdown_behavior="terminate",
             iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=security.instance_profile_arn),
-            metadata_options=METADATA_OPTIONS,
+            # A token is required, and answers travel one hop: a container or a forged request cannot read the role's
+            # credentials.
+            metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
+                http_endpoint="enabled",
+                http_tokens="required",
+                http_put_response_hop_limit=1,
+                instance_metadata_tags="disabled",
+            ),
             monitoring=aws.ec2.LaunchTemplateMonitoringArgs(enabled=False),
             block_device_mappings=[
                 aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
@@ -114,7 +121,10 @@ class PlaceGroup(Component):
             placement=placement,
             capacity_reservation_specification=reservation,
             instance_market_options=market,
-            tag_specifications=launch_tags(tags),
+            tag_specifications=[
+                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
+                for kind in ("instance", "volume", "network-interface")
+            ],
             tags=tags,
             opts=self._own,
         )

@@ -100,7 +100,7 @@ class Security(Component):
         if isolated:
             granted.append(self._training_role(role, vpc_id))
         # A node fetches its bundle within seconds of its start.
-        return self._profile(name, role, self._after(*granted))
+        return aws.iam.InstanceProfile(name, role=role.name, tags=self._tags, opts=self._after(*granted)).arn
 
     def _node_group(self, network: Network) -> pulumi.Output[str]:
         name = f"{self._prefix}-nodes"

@@ -111,7 +111,9 @@ def queue_policy(names: Names, *, queue_arn: str) -> Policy:
             "sqs:SendMessage",
             queue_arn,
             principal={"Service": "events.amazonaws.com"},
-            condition={"ArnEquals": {"aws:SourceArn": [names.rule_arn(event) for event in EVENTS]}},
+            condition={
+                "ArnEquals": {"aws:SourceArn": [names.arn("events", f"rule/{names.rule(event)}") for event in EVENTS]}
+            },
         ),
         deny_plain_http("OnlyTls", "sqs:*", queue_arn),
     )
