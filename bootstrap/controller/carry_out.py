@@ -12,13 +12,6 @@ from bootstrap.contract.state import ControllerState
 from bootstrap.controller.actions import GroupAction, ResumeProcesses, SetGroup
 from bootstrap.controller.clients import Clients, error_code
 
-# The state's counts by metric.
-COUNTS = {
-    "Interruptions": "interruptions",
-    "FailedLaunches": "failed_launches",
-    "UnfitNodes": "unfit_nodes",
-}
-
 
 def carry_out(clients: Clients, settings: ControllerSettings, asked: GroupAction) -> None:
     """Carry out an action on a group; a repetition changes nothing."""
@@ -61,9 +54,10 @@ def publish_metrics(
         "NodesInService": (state.nodes.in_service, "Count"),
         "NodesWanted": (state.nodes.wanted, "Count"),
     }
-    for metric, count in COUNTS.items():
+    for count in ("interruptions", "failed_launches", "unfit_nodes"):
         # Never below 0: unfit nodes are counted in a row.
-        metrics[metric] = max(0, getattr(state, count) - (getattr(known, count) if known else 0)), "Count"
+        added = max(0, getattr(state, count) - (getattr(known, count) if known else 0))
+        metrics[count.title().replace("_", "")] = added, "Count"
     data = [
         {"MetricName": name, "Value": value, "Unit": unit, "Timestamp": state.updated_at}
         for name, (value, unit) in metrics.items()

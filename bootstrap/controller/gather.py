@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -27,17 +26,14 @@ HEALTH = "AWS Health Event"
 QUEUE_BATCHES = 50
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gathered:
-    """An observation and its loose ends."""
+def gather(
+    clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime
+) -> tuple[Observation, list[str], list[str]]:
+    """Read everything that a tick looks at; botocore's errors pass.
 
-    seen: Observation
-    receipts: list[str]  # of notices to delete once the state is written
-    problems: list[str]  # objects, messages and prices that could not be read
-
-
-def gather(clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime) -> Gathered:
-    """Read everything that a tick looks at; botocore's errors pass."""
+    Returns:
+        The observation, receipts of notices to delete once the state is written, and what could not be read.
+    """
     problems: list[str] = []
     # First: an instance they name is then among the machines.
     interrupted, maintenance, receipts = receive_notices(clients, settings, problems)
@@ -62,7 +58,7 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
         reports=load_reports(clients, settings, reported_at, problems),
         request=request,
     )
-    return Gathered(seen=seen, receipts=receipts, problems=problems)
+    return seen, receipts, problems
 
 
 def _first_request(settings: ControllerSettings) -> PersonRequest | None:

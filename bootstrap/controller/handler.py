@@ -68,14 +68,14 @@ def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> Contr
         raise
     except StateError as error:
         log("state-unreadable", reason=str(error))
-        seen = gather(clients, settings, None, now).seen
+        seen, *_ = gather(clients, settings, None, now)
         _act(clients, settings, end_all(settings, seen, now))
         raise
-    gathered = gather(clients, settings, before, now)
-    for problem in gathered.problems:
+    observed, receipts, problems = gather(clients, settings, before, now)
+    for problem in problems:
         log("unreadable", reason=problem)
     for _ in range(ROW_TRIES):
-        seen = bucket.load_rows(clients, settings, gathered.seen)
+        seen = bucket.load_rows(clients, settings, observed)
         decision = decide(settings, before, seen, now)
         state = decision.state
         try:
@@ -96,7 +96,7 @@ def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> Contr
     else:
         failures.append("the stack's row under the shared ceiling was not written, so no node was asked for")
     try:
-        delete_notices(clients, settings, gathered.receipts)
+        delete_notices(clients, settings, receipts)
         publish_metrics(clients, settings, state, before)
     except (ClientError, BotoCoreError) as error:
         failures.append(str(error))
