@@ -76,7 +76,7 @@ class Resume:
         if problem:
             return problem, None
         parts = merged([value["parts"] for value in values], self.state.optimizers)
-        _refuse_other_run(f"{self.checkpoints.store.uri}/{checkpoint.prefix}", manifest, set(parts), self)
+        self._refuse_other_run(checkpoint, set(parts))
         # Generators and buffers are a rank's own, and a rank may have another's samples now.
         places = self.ranks.gather(astuple(self.data_ranks))
         same_ranks = places == [value.get("data_rank") for value in values]
@@ -94,6 +94,19 @@ class Resume:
         random = values[self.ranks.rank]["random"] if same_ranks else self._new_generators(manifest)
         logger.info("resuming at step %d from %s", manifest.step, checkpoint.prefix)
         return "", (manifest.step, random)
+
+    def _refuse_other_run(self, checkpoint: Committed[Manifest], parts: set[str]) -> None:
+        place, own = f"{self.checkpoints.store.uri}/{checkpoint.prefix}", {*self.state.parts, *self.state.optimizers}
+        if different := self.checkpoints.differences(checkpoint.manifest):
+            raise ConfigurationError(
+                f"{place} is of another run: {different}. Set it back, or use a new store (bootstrap.trainer begins "
+                "one from weights by --weights)"
+            )
+        if parts - {MODEL} != own:
+            raise ConfigurationError(
+                f"{place} holds {sorted(parts)}, and this run has {sorted(own)}: give the same scheduler, scaler and "
+                "extra as before"
+            )
 
     def _values(self, checkpoint: Committed[Manifest]) -> tuple[str, list[Any]]:
         """Read the plain values: their problem, or the values by rank."""
@@ -128,20 +141,6 @@ def merged(parts_by_rank: list[dict[str, Any]], optimizers: Iterable[str]) -> di
             if isinstance(other.get(name, {}).get("state"), dict):
                 parts[name]["state"] = other[name]["state"] | parts[name]["state"]
     return parts
-
-
-def _refuse_other_run(place: str, manifest: Manifest, parts: set[str], run: Resume) -> None:
-    if different := run.checkpoints.differences(manifest):
-        raise ConfigurationError(
-            f"{place} is of another run: {different}. Going on would change the model, or the samples of each step: "
-            "set it back, or use a new store (bootstrap.trainer begins one from weights by --weights)"
-        )
-    own = {*run.state.parts, *run.state.optimizers}
-    if parts - {MODEL} != own:
-        raise ConfigurationError(
-            f"{place} holds {sorted(parts)}, and this run has {sorted(own)}: give the same scheduler, scaler and extra "
-            "as before"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
