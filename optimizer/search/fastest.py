@@ -201,10 +201,7 @@ class SearchSpace:
         limits = (1 + SAME) * best
         limits[:, 1:][best[:, :-1] <= limits[:, 1:]] = -np.inf
         tied = np.flatnonzero(hours <= limits.ravel()[slot])
-        row, sharding, checkpointing, hours, slot = (
-            column[tied] for column in (row, sharding, checkpointing, hours, slot)
-        )
-        complexity = (
+        complexity: Any = (
             row,
             hours,
             self.table.grad_accum[row],
@@ -212,8 +209,9 @@ class SearchSpace:
             sharding,
             self.table.virtual_stages[row],
             np.bitwise_count(self.splits[row]),
+            slot,
         )
-        order = np.lexsort((*complexity, slot))
+        order = tied[np.lexsort([column[tied] for column in complexity])]
         chosen = order[np.diff(slot[order], prepend=-1) > 0]
         return Fastest(
             instance=instance,
