@@ -62,7 +62,10 @@ def test_transformers_reads_what_is_written_and_writes_what_is_read(
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch.compile's own
-def test_s3_holds_files_with_an_index_that_replace_older_ones(aws: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_holds_files_with_an_index_that_replace_older_ones(
+    aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUFLEET_SCRATCH_DIR", str(tmp_path))
     monkeypatch.setattr(weights, "FILE_BYTES", 700)
     uri = f"s3://{BUCKET}/weights/final"
     for seed in (1, 0):
