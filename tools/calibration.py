@@ -9,15 +9,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from scipy.stats import norm, t
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.errors import InvalidInputError
@@ -25,18 +23,15 @@ from optimizer.contract.hardware import Gpu
 from optimizer.performance.calibration import (
     BY_PROCESSOR,
     CALIBRATION,
-    FUSED,
-    KINDS,
-    MIXTURE,
     NEW_FRAMEWORK,
     POOLED,
     Calibration,
     Residual,
-    model_kind,
 )
-from optimizer.performance.fit import START, adapt, factors_of, key_of, left_out_errors, residuals, robust, solve
-from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_usable_runs, stack_tables
-from optimizer.performance.table import estimate_case, stack, step_seconds
+from optimizer.performance.confidence import EIGHT_BITS, PIPELINES, kind_of
+from optimizer.performance.fit import START, Fitter, adapt, conformal, factors_of, left_out_errors, robust, solve
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_usable_runs
+from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Estimates, Floats
 
 # Runs of nanotron on 1 to 32 nodes, whose numbers are added on top.
@@ -48,10 +43,12 @@ PUBLIC = RUNS.with_name("public_runs.csv")
 LEARNED = "dgxc-llama"
 # Error of the equations, log units: rows of one suite share it, so the starts keep their say.
 NOISE = 0.1
-# Two kinds of data-centre GPU that predict each other say little of a 72 W L4.
+# Kinds of data-centre GPU that predict each other say little of a 72 W L4.
 LEAST_ERROR_OF_A_NEW_GPU = 0.2
-# Rows of the common error that a GPU's own is drawn to.
-DRAWN_ROWS = 20
+# Runs of a processor that fit numbers of its own.
+FEWEST_ROWS = 8
+
+KindErrors = dict[str, list[tuple[str, float]]]
 
 
 def read_runs(path: Path, gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
@@ -100,87 +97,107 @@ def fit_rows(rows: Sequence[MeasuredRun]) -> Calibration:
     return solve(rows, base, own, spreads, weights, (robust,))
 
 
-def fit(rows: Sequence[MeasuredRun]) -> Calibration:
-    """Fit a calibration to ``rows``, with residuals by GPU and for left-out processors, frameworks and kinds."""
-    errors = left_out_errors(rows, lambda train: fit_rows(train or rows))
-    table = pd.DataFrame(
-        {
-            "row": rows,
-            "error": errors,
-            "key": [key_of(row.setup) for row in rows],
-            "kind": [model_kind(row.setup.model) for row in rows],
-            "processor": [row.setup.hardware.gpu.die for row in rows],
-            "framework": [row.setup.recipe.framework for row in rows],
-        }
-    )
-    found = {}
-    for key, own in table.groupby("key").error:
-        drawn = math.sqrt(((own**2).sum() + DRAWN_ROWS * _rms(errors) ** 2) / (len(own) + DRAWN_ROWS))
-        found[str(key)] = Residual(rows=len(own), relative_error=round(drawn, 4))
-    new_gpu = _error_of_one_more(_left_out_group_errors(table, "processor", "framework"))
-    new_framework = _error_of_one_more(_left_out_group_errors(table, "framework", "processor"))
-    found[POOLED] = Residual(rows=0, relative_error=round(max(new_gpu, LEAST_ERROR_OF_A_NEW_GPU), 4))
-    found[NEW_FRAMEWORK] = Residual(rows=0, relative_error=round(new_framework, 4))
-    for kind in KINDS:
-        kind_errors = table.error[table.kind == kind].tolist()
-        found[kind] = Residual(rows=len(kind_errors), relative_error=round(_error_of_one_more(kind_errors), 4))
-    return fit_rows(rows).model_copy(update={"residuals": found})
-
-
 def add_framework(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
-    """Add code whose runs move no number of another's to ``base``, with its own residual."""
+    """Add code whose runs move no number of another's to ``base``, with errors of its own."""
     left_out = left_out_errors(rows, lambda train: adapt(train, base))
-    return adapt(rows, base).model_copy(update={"residuals": residuals(rows, left_out, base)})
+    found = dict(base.residuals)
+    for pipelines in (False, True):
+        errors = [
+            (row.setup.model.name, float(error))
+            for row, error in zip(rows, left_out, strict=True)
+            if row.setup.pipelines == pipelines
+        ]
+        name = rows[0].setup.recipe.framework + PIPELINES * pipelines
+        found[name] = Residual(rows=len(errors), relative_error=conformal(errors))
+    return adapt(rows, base).model_copy(update={"residuals": found})
 
 
 def add_processors(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
-    """Add GPUs that ``base`` does not know, from runs of code that it knows; their mixtures judge its equations."""
+    """Add the numbers of GPUs that ``base`` does not know, from dense runs and adapters of code that it knows."""
     known = base.matmul_efficiency
-    dense = [row for row in rows if not row.setup.model.experts and row.setup.hardware.gpu.die not in known]
-    mixtures = [row for row in rows if row.setup.model.experts]
-    fitted = adapt(dense, base, BY_PROCESSOR)
-    left_out = left_out_errors(dense, lambda train: adapt(train, base, BY_PROCESSOR))
-    updated = residuals(dense, left_out, base)
-    judged = base.model_copy(update={"residuals": {POOLED: base.residuals[POOLED]}})
-    updated[MIXTURE + FUSED] = residuals(mixtures, log_errors(mixtures, fitted), judged)[MIXTURE]
-    return fitted.model_copy(update={"residuals": updated})
+    counts = Counter(row.setup.hardware.gpu.die for row in rows if not row.setup.model.experts)
+    new = [die for die, count in counts.items() if die not in known and count >= FEWEST_ROWS]
+    dense = [row for row in rows if not row.setup.model.experts and row.setup.hardware.gpu.die in new]
+    wide = Counter(row.setup.hardware.gpu.die for row in dense if row.setup.recipe.precision != "fp8")
+    narrow = {
+        die + EIGHT_BITS: Residual(rows=counts[die], relative_error=base.residuals[POOLED].relative_error)
+        for die in new
+        if wide[die] < FEWEST_ROWS
+    }
+    return adapt(dense, base, BY_PROCESSOR).model_copy(update={"residuals": base.residuals | narrow})
+
+
+def left_out_by_suite(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
+    """Compute the log errors of each row from a fit to the other suites."""
+    suites = np.array([_suite(row) for row in rows])
+    errors = np.zeros(len(rows))
+    for suite in sorted(set(suites)):
+        inside = np.flatnonzero(suites == suite)
+        own, others = [rows[int(i)] for i in inside], [row for row in rows if _suite(row) != suite]
+        errors[inside] = log_errors(own, fitter(others or own))
+    return errors
+
+
+def judged_kinds(rows: Sequence[MeasuredRun], nvidia: Sequence[MeasuredRun], base: Calibration) -> KindErrors:
+    """List (suite, log error) of the rows of each kind of run, with their suites left out."""
+    judged: KindErrors = {}
+    for some, fitter in ((rows, fit_rows), (nvidia, lambda train: add_processors(train, base))):
+        for row, error in zip(some, left_out_by_suite(some, fitter).tolist(), strict=True):
+            kind = kind_of(row.setup.model, row.setup.recipe, base, pipelines=False)
+            judged.setdefault(kind, []).append((_suite(row), error))
+    return judged
+
+
+def fit(rows: Sequence[MeasuredRun], nvidia: Sequence[MeasuredRun] = ()) -> Calibration:
+    """Fit a calibration to ``rows``, with errors by kind of run, and of processors and frameworks left out."""
+    base = fit_rows(rows)
+    found = {
+        kind: Residual(rows=len(errors), relative_error=conformal(errors))
+        for kind, errors in judged_kinds(rows, nvidia, base).items()
+    }
+    unknown = [row for row in nvidia if row.setup.hardware.gpu.die not in base.matmul_efficiency]
+    dense = [row for row in unknown if not row.setup.model.experts]
+    blackwell = [("Blackwell", float(error)) for error in log_errors(dense, base)] if dense else []
+    for name, column, other in ((POOLED, _processor, _framework), (NEW_FRAMEWORK, _framework, _processor)):
+        errors = _left_out_group_errors(rows, column, other) + (blackwell if name == POOLED else [])
+        error = conformal(errors) if errors else math.log(2)
+        least = LEAST_ERROR_OF_A_NEW_GPU if name == POOLED else 0.0
+        found[name] = Residual(rows=0, relative_error=max(error, least))
+    return base.model_copy(update={"residuals": found})
 
 
 def fit_shipped() -> Calibration:
     """Fit the calibration that ships, but for its source and date."""
     gpus = gpu_table()
-    fitted = fit([*read_runs(RUNS, gpus), *learned_runs(gpus)])
-    return add_processors(read_runs(NVIDIA, gpus), add_framework(read_runs(MANY_NODES, gpus), fitted))
+    nvidia = read_runs(NVIDIA, gpus)
+    fitted = fit([*read_runs(RUNS, gpus), *learned_runs(gpus)], nvidia)
+    return add_processors(nvidia, add_framework(read_runs(MANY_NODES, gpus), fitted))
 
 
-def _left_out_group_errors(table: pd.DataFrame, column: str, other: str) -> list[float]:
-    """Errors of predicting each value of ``column`` from a fit to the rest, where it knows ``other``."""
-    errors = []
-    for value, left in table.groupby(column):
-        rest = table[table[column] != value]
-        left = left[left[other].isin(rest[other])]
-        if len(left) and len(rest):
-            fitted = fit_rows(rest.row.tolist())
-            steps, measured = stack_tables(left.row.tolist()), [row.step_time_s for row in left.row]
-            if column == "processor":  # the power limit of an unknown GPU
-                steps.rates.throttling = np.zeros(len(left))
-            own = stack([row.setup.coefficients(fitted) for row in left.row])
-            errors.append(_rms(np.log(sum(step_seconds(steps, own).values()) / np.array(measured))))
+def _suite(row: MeasuredRun) -> str:
+    """The suite of a row; all rounds of MLPerf are one, and all releases of Bridge."""
+    return next((name for name in ("mlperf", "bridge") if row.suite.startswith(name)), row.suite)
+
+
+def _processor(row: MeasuredRun) -> str:
+    return row.setup.hardware.gpu.die
+
+
+def _framework(row: MeasuredRun) -> str:
+    return row.setup.recipe.framework
+
+
+def _left_out_group_errors(
+    rows: Sequence[MeasuredRun], column: Callable[[MeasuredRun], str], other: Callable[[MeasuredRun], str]
+) -> list[tuple[str, float]]:
+    """List (value, log error) of the rows of each value of ``column``, by a fit to the rest with their ``other``."""
+    errors: list[tuple[str, float]] = []
+    for value in sorted({column(row) for row in rows}):
+        rest = [row for row in rows if column(row) != value]
+        known = {other(row) for row in rest}
+        if left := [row for row in rows if column(row) == value and other(row) in known]:
+            errors += [(value, float(error)) for error in log_errors(left, fit_rows(rest))]
     return errors
-
-
-def _error_of_one_more(left_out: Sequence[float]) -> float:
-    """Prediction error of one more processor or framework; log 2 with fewer than two left out."""
-    count = len(left_out)
-    if count < 2:
-        return math.log(2)
-    spread = math.sqrt(sum(error * error for error in left_out) / count)
-    # Student's t at the quantile of a normal's standard deviation (0.8413).
-    return spread * float(t.ppf(norm.cdf(1), count - 1)) * math.sqrt(1 + 1 / count)
-
-
-def _rms(errors: Floats) -> float:
-    return float(np.sqrt(np.mean(errors**2)))
 
 
 def main() -> None:

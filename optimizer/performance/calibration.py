@@ -14,18 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from optimizer.contract.errors import DataMissingError, describe_invalid
 from optimizer.contract.hardware import Gpu, Precision
-from optimizer.performance.frameworks import DEFAULT, TRAINER, frameworks
+from optimizer.performance.frameworks import frameworks
 from optimizer.performance.types import Number, Recipe
-from optimizer.workload.model import ModelSpec
 
 CALIBRATION = Path(__file__).parent / "data" / "calibration.json"
 POOLED = "pooled"
 NEW_FRAMEWORK = "new framework"
 FUSED = " fused"
-PIPELINES = " pipelines"
-# Kinds of models with a residual of their own.
-MIXTURE, CONVOLUTIONAL = "mixture of experts", "convolutional network"
-KINDS = (MIXTURE, CONVOLUTIONAL)
 BY_PROCESSOR = ("matmul_efficiency", "attention_efficiency")
 # 0 for code without runs on several nodes that show them.
 OF_MANY_NODES = ("network_call_s", "tensor_hop_s", "pipeline_hop_s")
@@ -59,7 +54,9 @@ class Residual(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rows: int = Field(ge=0)
-    relative_error: float = Field(ge=0, description="Standard deviation of log(predicted / measured) step time.")
+    relative_error: float = Field(
+        ge=0, description="95th percentile of log(measured / predicted) step time, over 1.645."
+    )
 
 
 class Calibration(BaseModel):
@@ -76,9 +73,8 @@ class Calibration(BaseModel):
         network_call_s: time of a collective of data ranks on several nodes beyond its bytes.
         tensor_hop_s: time of a tensor collective a rank, where tensor ranks span nodes.
         pipeline_hop_s: the same where a pipeline spans nodes.
-        residuals: by GPU and width, on models left out of the fit; "pooled" for other GPUs, on processors left out;
-            "new framework" for training code that no measured run used, on frameworks left out; a kind of KINDS on
-            models of that kind left out, with " fused" in fused kernels.
+        residuals: by kind of run (confidence.py), on suites left out of the fit; "pooled" on processors and "new
+            framework" on code left out; a kind on one processor from a user's runs.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -119,53 +115,6 @@ class Calibration(BaseModel):
     def coefficients(self, gpu: Gpu, recipe: Recipe) -> Coefficients:
         """Compute the coefficients of one GPU and recipe."""
         return Coefficients(**{name: math.prod(found.values()) for name, found in self.values(gpu, recipe).items()})
-
-    def residual(
-        self,
-        gpu: Gpu,
-        precision: Precision = "bf16",
-        framework: str = DEFAULT,
-        *,
-        kind: str | None = None,
-        pipelines: bool = False,
-    ) -> Residual:
-        """Rows behind this GPU's speed in the precision's width, and their error.
-
-        Frameworks without rows and models of a kind have at least the error of left-out ones. ``pipelines``: a
-        pipeline's stages are on several nodes.
-        """
-        unknown = Residual(rows=0, relative_error=self.residuals[POOLED].relative_error)
-        own = self.residuals.get(residual_key(gpu, precision, framework, pipelines=pipelines), unknown)
-        errors = [own.relative_error]
-        if (DEFAULT if framework == TRAINER else framework) not in self.overhead:
-            errors.append(self.residuals.get(NEW_FRAMEWORK, unknown).relative_error)
-        if kind:
-            errors.append(self.of_kind(kind, framework).relative_error)
-        return Residual(rows=own.rows, relative_error=max(errors))
-
-    def of_kind(self, kind: str, framework: str) -> Residual:
-        """Runs of a kind of KINDS, in fused kernels where the framework has them, and the error on such models."""
-        own = self.residuals.get(kind + FUSED) if frameworks()[framework].fused_kernels else None
-        return own or self.residuals.get(kind) or Residual(rows=0, relative_error=math.log(2))
-
-
-def model_kind(model: ModelSpec) -> str | None:
-    """Kind of KINDS of a model, if any."""
-    if model.experts:
-        return MIXTURE
-    return CONVOLUTIONAL if model.convolutional else None
-
-
-def residual_key(gpu: Gpu, precision: str, framework: str, *, pipelines: bool = False) -> str:
-    """Key of a GPU's residual: its name, the width if not 16 bits, " fused" for 8 bits in fused kernels, and the
-    framework if its error is its own, with " pipelines" where they span nodes.
-    """
-    width = {"fp32": " 32-bit", "tf32": " 32-bit", "fp8": " 8-bit"}.get(precision, "")
-    profile = frameworks()[framework]
-    fused = FUSED if precision == "fp8" and profile.fused_kernels else ""
-    if not profile.own_error:
-        return gpu.name + width + fused
-    return f"{gpu.name}{width}{fused} {framework}" + (PIPELINES if pipelines else "")
 
 
 def factors(processor: str, framework: str, precision: Precision) -> dict[str, list[Key]]:

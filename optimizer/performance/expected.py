@@ -7,6 +7,7 @@ from optimizer.contract.hardware import Precision
 from optimizer.performance import kernels
 from optimizer.performance.calibration import POOLED, Calibration
 from optimizer.performance.collectives import ring_slowdown
+from optimizer.performance.confidence import DENSE, is_measured
 from optimizer.performance.rates import link_rate, network_rate
 from optimizer.performance.types import Hardware, Recipe
 
@@ -47,9 +48,9 @@ def _matmul(hardware: Hardware, calibration: Calibration) -> Band | None:
         return None
     efficiency = float(calibration.coefficients(gpu, Recipe(seq_len=1, precision=precision)).matmul_efficiency)
     value = peak_tflop_per_s * efficiency / (1.0 + kernels.throttling(gpu.architecture, precision))
-    measured = calibration.residuals.get(gpu.name)
-    error = (measured or calibration.residuals[POOLED]).relative_error
-    return _band(value, 1.0 - MATMUL_DEVIATIONS * error, MATMUL_FAILS if measured and measured.rows else None)
+    measured = is_measured(calibration, gpu, precision)
+    error = calibration.residuals[DENSE if measured else POOLED].relative_error
+    return _band(value, 1.0 - MATMUL_DEVIATIONS * error, MATMUL_FAILS if measured else None)
 
 
 def _band(value: float, warn: float, fail: float | None) -> Band:

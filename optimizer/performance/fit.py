@@ -23,9 +23,8 @@ from optimizer.performance.calibration import (
     Key,
     Residual,
     factors,
-    model_kind,
-    residual_key,
 )
+from optimizer.performance.confidence import kind_of
 from optimizer.performance.frameworks import frameworks
 from optimizer.performance.measured_runs import MeasuredRun, log_errors, stack_tables
 from optimizer.performance.setups import Setup
@@ -66,8 +65,8 @@ HUBER = 0.2  # beyond this log error a row counts linearly, not squared
 # known rows and most good to new suites (tests/benchmarks/accuracy.py, 2026-11-21).
 ROW_ERROR = 0.2
 KNOWN_SPREAD = 0.5
-# Rows that the shipped error of a GPU weighs as.
-PRIOR_ROWS = 2
+# Least error that is stated, of runs that are all faster than predicted.
+LEAST_ERROR = 0.02
 # Start and spread (log units) of what only many nodes show: small and loose, so that rows prove it.
 MANY_NODES_START_S = 20e-6
 MANY_NODES_SPREAD = 2.5
@@ -107,7 +106,7 @@ def factors_of(setup: Setup) -> dict[str, list[Key]]:
 def adapt(rows: Sequence[MeasuredRun], base: Calibration, only: Collection[str] = ()) -> Calibration:
     """Move the coefficients of ``base`` (``only`` some fields) that ``rows`` use; residuals stay the base's."""
     own = [_own_factors(row, base, only) for row in rows]
-    spreads = {key: _spread(base, rows, *key) for names in own for keys in names.values() for key in keys}
+    spreads = {key: _spread(base, *key) for names in own for keys in names.values() for key in keys}
     # The loss that leaves out runs far off has many minima: the other one finds the neighbourhood.
     return solve(rows, base, own, spreads, np.full(len(rows), 1 / ROW_ERROR), (robust, redescending))
 
@@ -193,7 +192,7 @@ def _own_factors(row: MeasuredRun, base: Calibration, only: Collection[str]) -> 
     return own
 
 
-def _spread(base: Calibration, rows: Sequence[MeasuredRun], field: str, key: str) -> float:
+def _spread(base: Calibration, field: str, key: str) -> float:
     """Distance that a coefficient may move, log units."""
     is_known = key in getattr(base, field)
     spread = MANY_NODES_SPREAD if field in OF_MANY_NODES else START[field].group
@@ -201,8 +200,7 @@ def _spread(base: Calibration, rows: Sequence[MeasuredRun], field: str, key: str
         return spread * KNOWN_SPREAD
     if field == "matmul_efficiency":
         # The fit's spread covers only processors of data centres.
-        gpus = [row.setup.hardware.gpu for row in rows if row.setup.hardware.gpu.die == key]
-        spread = max([spread, *(base.residual(gpu).relative_error for gpu in gpus)])
+        spread = max(spread, base.residuals[POOLED].relative_error)
     return spread
 
 
@@ -231,36 +229,36 @@ def left_out_errors(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
     return errors
 
 
-def key_of(setup: Setup) -> str:
-    """Key of a run's residual."""
-    recipe = setup.recipe
-    return residual_key(setup.hardware.gpu, recipe.precision, recipe.framework, pipelines=setup.pipelines)
+def conformal(left_out: Sequence[tuple[str, float]]) -> float:
+    """Standard deviation whose 95th percentile one more run stays within (split conformal, arXiv:2107.07511, 1).
+
+    ``left_out`` has the log errors of runs with their groups: the worst group that shows a tail counts, as an unseen
+    suite or model may be like it. With fewer than ROWS_OF_A_TAIL the slowest run counts.
+    """
+    groups: dict[str, list[float]] = {}
+    for group, error in left_out:
+        groups.setdefault(group, []).append(-error)
+    tails = [errors for errors in groups.values() if len(errors) >= ROWS_OF_A_TAIL]
+    tails.append([-error for _, error in left_out])
+    slower = max(float(np.quantile(tail, 0.95, method="weibull")) for tail in tails)  # rank 0.95 (n + 1)
+    return round(max(slower / _NORMAL_P95, LEAST_ERROR), 4)
 
 
 def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) -> dict[str, Residual]:
-    """Bring ``base``'s residuals of the rows' GPUs and kinds of models up to date.
+    """Add the errors of the rows' kinds on their processors to ``base``'s residuals.
 
-    Root mean square of the left-out errors and of ``base``'s, or what the 95th percentile of all rows or of one model
-    asks for if more: an unseen model may be like the worst. Rows of one model do not go below the smallest error of the
-    base: they do not show how others fare.
+    Few rows, or rows of one model, do not go below what ``base`` states: they do not show how others fare.
     """
     updated = dict(base.residuals)
-    least = min(residual.relative_error for name, residual in base.residuals.items() if residual.rows or name == POOLED)
-    groups: dict[str, dict[str, list[float]]] = {}  # by key and model
+    groups: dict[str, list[tuple[MeasuredRun, float]]] = {}
     for row, error in zip(rows, left_out.tolist(), strict=True):
-        for key in filter(None, (key_of(row.setup), model_kind(row.setup.model))):
-            groups.setdefault(key, {}).setdefault(row.setup.model.name, []).append(error)
-    for key, by_model in groups.items():
-        errors = [error for of_model in by_model.values() for error in of_model]
-        before = base.residuals.get(key) or Residual(rows=0, relative_error=base.residuals[POOLED].relative_error)
-        squares = sum(error**2 for error in errors) + PRIOR_ROWS * before.relative_error**2
-        stated = math.sqrt(squares / (len(errors) + PRIOR_ROWS))
-        for tail in (errors, *by_model.values()):
-            if len(tail) >= ROWS_OF_A_TAIL:
-                # Weibull's rank, 0.95 (n + 1): of n rows it has one run in 20 above it on average.
-                worst = float(np.quantile(np.negative(tail), 0.95, method="weibull"))
-                stated = max(stated, worst / _NORMAL_P95)
-        if len(by_model) == 1:
-            stated = max(stated, min(least, before.relative_error))
-        updated[key] = Residual(rows=before.rows + len(errors), relative_error=round(stated, 4))
+        setup = row.setup
+        kind = kind_of(setup.model, setup.recipe, base, pipelines=setup.pipelines)
+        groups.setdefault(f"{setup.hardware.gpu.die} {kind}", []).append((row, error))
+    for key, group in groups.items():
+        stated = conformal([(row.setup.model.name, error) for row, error in group])
+        if len(group) < ROWS_OF_A_TAIL or len({row.setup.model.name for row, _ in group}) == 1:
+            stated = max(stated, *(row.setup.speed_source(base)[0].relative_error for row, _ in group))
+        before = base.residuals.get(key, Residual(rows=0, relative_error=0.0))
+        updated[key] = Residual(rows=before.rows + len(group), relative_error=stated)
     return updated

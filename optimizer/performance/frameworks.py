@@ -69,7 +69,6 @@ class Framework(BaseModel):
     overlaps_data: bool
     hook_shards: bool
     regathers_sequence: bool
-    own_error: bool
     balances_stages: bool
     overlaps_tensor: bool
     gathers_per_layer: float = Field(ge=1)

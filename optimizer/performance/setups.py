@@ -15,7 +15,7 @@ from optimizer.contract.hardware import Gpu, Precision
 from optimizer.contract.spelling import near_names
 from optimizer.performance.calibration import Calibration, Coefficients, Residual
 from optimizer.performance.case import Case
-from optimizer.performance.confidence import speed_source
+from optimizer.performance.confidence import SPLITS, speed_source
 from optimizer.performance.fine_tuning import check_fine_tuning
 from optimizer.performance.frameworks import check_framework, framework_name
 from optimizer.performance.legality import check_legal, check_precision
@@ -67,9 +67,9 @@ class Setup:
 
     def speed_source(self, calibration: Calibration) -> tuple[Residual, str]:
         """The error of the speed, and its source in words."""
-        recipe, nodes = self.recipe, math.ceil(self.gpus / self.hardware.gpus_per_node)
-        splits = [name for name in ("tensor", "pipeline", "context", "expert") if getattr(self.grid, name) > 1]
-        return speed_source(calibration, self.model, recipe, self.hardware, nodes, splits)
+        nodes = math.ceil(self.gpus / self.hardware.gpus_per_node)
+        splits = [name for name in SPLITS if getattr(self.grid, name) > 1]
+        return speed_source(calibration, self.model, self.recipe, self.hardware, nodes, splits)
 
 
 def build_recipe(

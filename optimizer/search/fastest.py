@@ -14,15 +14,16 @@ from optimizer.contract.hardware import InstanceType
 from optimizer.contract.plan import Parallelism
 from optimizer.contract.units import GIB
 from optimizer.economics.running_costs import reserve_hours
-from optimizer.performance.calibration import POOLED, model_kind
+from optimizer.performance.calibration import POOLED
 from optimizer.performance.case import Case
-from optimizer.performance.confidence import measured_splits, network_error, unmeasured_parts
+from optimizer.performance.confidence import measured_splits, speed_source
 from optimizer.performance.memory import limit_bytes, memory
 from optimizer.performance.table import StepTable, estimate_case, stack, step_seconds
 from optimizer.performance.types import (
     CHECKPOINTINGS,
     DDP,
     SHARDINGS,
+    Bools,
     Estimates,
     Floats,
     Grid,
@@ -46,8 +47,6 @@ from optimizer.search.rejections import Rejection
 SAME = 0.01
 # Configurations whose intermediate arrays stay in the processor's cache.
 CHUNK = 8192
-# Levels of ``SearchSpace.confidence``.
-_LEVELS = 3
 _PIPELINE = 1 << SPLITS.index("pipeline")  # of LayoutTable.splits
 # Arrays over the configurations beside the layouts.
 _ARRAYS = ("sharding", "checkpointing", "relative_error", "train_hours")
@@ -57,8 +56,7 @@ _ARRAYS = ("sharding", "checkpointing", "relative_error", "train_hours")
 class Fastest:
     """The fastest configurations of one type that fit: arrays over them.
 
-    A node count has up to three: the fastest of data parallelism alone; of measured splits, where that is faster; and
-    of all splits, where that is faster still.
+    A node count has up to two: the fastest of measured splits, and of all splits, where that is faster.
 
     Attributes:
         relative_error: of the estimates, standard deviation of the log.
@@ -132,26 +130,23 @@ class SearchSpace:
         self.configurations = int(np.count_nonzero(self.can_shard)) * self.checkpointings.size
         self._steps = problem.amount.steps
         self._find_memory()
-        kind, self._pooled_error = model_kind(model), calibration.residuals[POOLED].relative_error
-        residuals, of_pipelines = (
+        # Errors of each machine on one node, on several, and with a pipeline over several; bits of unmeasured splits.
+        self._errors: Floats = np.array(
             [
-                calibration.residual(i.gpu, recipe.precision, recipe.framework, kind=kind, pipelines=pipelines)
+                [
+                    speed_source(calibration, model, recipe, node, nodes, splits)[0].relative_error
+                    for nodes, splits in ((1, ()), (2, ()), (2, ("pipeline",)))
+                ]
+                for node in hardware
+            ]
+        )
+        self._pooled_error = calibration.residuals[POOLED].relative_error
+        self._unmeasured: Ints = ~np.array(
+            [
+                sum((name in measured_splits(i.gpu, recipe.framework)) << bit for bit, name in enumerate(SPLITS))
                 for i in instances
             ]
-            for pipelines in (False, True)
         )
-        measured = [
-            sum((name in measured_splits(i.gpu, recipe.framework)) << bit for bit, name in enumerate(SPLITS))
-            for i in instances
-        ]
-        least = self._pooled_error if unmeasured_parts(recipe, model) else 0.0
-        self._errors, self._pipeline_errors = (
-            np.maximum([residual.relative_error for residual in some], least) for some in (residuals, of_pipelines)
-        )
-        # Network error of each machine, for the estimates of several nodes.
-        self._network_errors: Floats = np.array([network_error(node, nodes=2) for node in hardware])
-        # Bits of the splits without a measured run: all where the GPU is no better known than the pooled runs.
-        self._unmeasured = ~np.where(self._errors < self._pooled_error, measured, -1)
 
     def _find_memory(self) -> None:
         # Memory depends on the GPU by a workspace alone, so the machine with the largest stands for all.
@@ -177,9 +172,9 @@ class SearchSpace:
         return np.asarray(limit_bytes(self._cases[machine].rates.gpu_memory_bytes, self.nccl_gib * GIB) / GIB)
 
     def find_fastest(self, machine: int, instance: InstanceType) -> Fastest:
-        """Evaluate all that fits on a machine; pick the simplest of the fastest of each node count and confidence.
+        """Evaluate all that fits on a machine; pick the simplest of the fastest of each node count, measured or not.
 
-        A lower confidence must beat the higher ones by more than SAME.
+        An unmeasured split must beat what is measured by more than SAME.
         """
         fits = self.p95_gib <= self.limit_gib(machine)
         of_sharding, row = np.nonzero(fits.any(axis=1))
@@ -194,8 +189,8 @@ class SearchSpace:
             case = self._cases[machine].moved(**columns)
             parts_s = step_seconds(StepTable(case), self._coefficients[machine])
             hours[piece] = self._steps * np.asarray(sum(parts_s.values())) / 3600
-        slot = self.table.nodes[row] * _LEVELS + self.confidence(machine, row)
-        best = np.full((int(self.table.nodes.max()) + 1, _LEVELS), np.inf)
+        slot = self.table.nodes[row] * 2 + self.is_unmeasured(machine, row)
+        best = np.full((int(self.table.nodes.max()) + 1, 2), np.inf)
         np.minimum.at(best.ravel(), slot, hours)
         np.minimum.accumulate(best, axis=1, out=best)
         limits = (1 + SAME) * best
@@ -223,17 +218,15 @@ class SearchSpace:
             configurations=self.configurations,
         )
 
-    def confidence(self, machine: int, row: Ints) -> Ints:
-        """0 for data parallelism alone, 1 for measured splits only, 2 with an unmeasured split."""
-        splits = self.splits[row]
-        return np.where(splits == 0, 0, 1 + ((splits & self._unmeasured[machine]) != 0))
+    def is_unmeasured(self, machine: int, row: Ints) -> Bools:
+        """Flag rows with a split that no measured run has."""
+        return np.asarray(self.splits[row] & self._unmeasured[machine] != 0)
 
     def relative_error(self, machine: int, row: Ints) -> Floats:
         """Error of the estimates."""
         several, stages = self.table.nodes[row] > 1, (self.splits[row] & _PIPELINE) > 0
-        error = np.where(several & stages, self._pipeline_errors[machine], self._errors[machine])
-        error = np.maximum(error, np.where(self.confidence(machine, row) == 2, self._pooled_error, 0.0))
-        return np.asarray(np.maximum(error, np.where(several, self._network_errors[machine], 0.0)))
+        least = np.where(self.is_unmeasured(machine, row), self._pooled_error, 0.0)
+        return np.asarray(np.maximum(self._errors[machine][several * (1 + stages)], least))
 
 
 def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fastest | Rejection]:

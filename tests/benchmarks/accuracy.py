@@ -22,8 +22,8 @@ import numpy as np
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.hardware import Gpu
-from optimizer.performance.calibration import Calibration, load, model_kind
-from optimizer.performance.fit import adapt, folds, left_out_errors
+from optimizer.performance.calibration import Calibration, load
+from optimizer.performance.fit import adapt, conformal, folds, left_out_errors
 from optimizer.performance.frameworks import frameworks
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_usable_runs, throughput_error
 from optimizer.performance.rows import Row, read_row
@@ -31,7 +31,17 @@ from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Bools, Floats
 from tests.benchmarks.many_nodes import Judged, left_out
 from tests.benchmarks.many_nodes import runs as nanotron_runs
-from tools.calibration import LEARNED, PUBLIC, fit, fit_rows, learned_runs, predict, read_runs
+from tools.calibration import (
+    LEARNED,
+    NVIDIA,
+    PUBLIC,
+    fit_rows,
+    judged_kinds,
+    learned_runs,
+    left_out_by_suite,
+    predict,
+    read_runs,
+)
 
 RESULTS = Path(__file__).parent / "results"
 OUT_OF_MEMORY = RUNS.parent / "out_of_memory_runs.csv"
@@ -65,6 +75,7 @@ class Results:
         own_rows: by suite left out, mean absolute percentage error of its unseen rows by number of own rows.
         judged: suites of published runs and of other machines.
         nanotron: by model left out, its undisturbed runs and all.
+        within_p95: by kind of run, suite left out, and its runs: those within the 95th percentile of other suites.
     """
 
     rows: list[MeasuredRun]
@@ -75,6 +86,7 @@ class Results:
     own_rows: dict[str, dict[int, float]]
     judged: tuple[JudgedSuite, ...] = ()
     nanotron: Mapping[str, tuple[Judged, Judged]] = field(default_factory=dict)
+    within_p95: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def suites(self) -> list[str]:
@@ -104,7 +116,7 @@ def measure(rows: Sequence[MeasuredRun]) -> dict[str, Floats]:
     shipped = fit_rows(rows)
     suites = np.array([row.suite for row in rows])
     errors = {"fitted": log_errors(rows, shipped), "models": left_out_errors(rows, fit_rows)}
-    errors["suites"] = left_out_suite_errors(rows)
+    errors["suites"] = left_out_by_suite(rows, fit_rows)
     errors |= {f"constant {name}": np.zeros(len(rows)) for name in ("fitted", "models", "suites")}
     for suite in sorted(set(suites)):
         inside = np.flatnonzero(suites == suite)
@@ -116,17 +128,6 @@ def measure(rows: Sequence[MeasuredRun]) -> dict[str, Floats]:
             train = [row for index, row in enumerate(own) if index not in set(test)]
             held = [own[index] for index in test]
             errors["constant models"][inside[test]] = constant_mfu(train or held, held, shipped)
-    return errors
-
-
-def left_out_suite_errors(rows: Sequence[MeasuredRun]) -> Floats:
-    """Compute the log errors of each row from a fit to the other suites."""
-    suites = np.array([row.suite for row in rows])
-    errors = np.zeros(len(rows))
-    for suite in sorted(set(suites)):
-        inside = np.flatnonzero(suites == suite)
-        own, others = [rows[int(i)] for i in inside], [row for row in rows if row.suite != suite]
-        errors[inside] = log_errors(own, fit_rows(others or own))
     return errors
 
 
@@ -145,7 +146,7 @@ def own_rows_curve(rows: Sequence[MeasuredRun]) -> dict[str, dict[int, float]]:
         own, others = [row for row in rows if row.suite == suite], [row for row in rows if row.suite != suite]
         if not others:
             continue
-        base = fit(others)
+        base = fit_rows(others).model_copy(update={"residuals": load().residuals})
         curve[suite] = {0: mean_absolute_percentage(log_errors(own, base))}
         for count in (count for count in OWN_ROWS if count <= len(own) // 2):
             errors = []
@@ -177,16 +178,7 @@ def ran_out_of_memory(
 def judge(name: str, rows: Sequence[MeasuredRun], calibration: Calibration) -> JudgedSuite:
     """Judge the calibration and the error that it states on ``rows``."""
     errors = log_errors(rows, calibration)
-    stated = [
-        calibration.residual(
-            setup.hardware.gpu,
-            setup.recipe.precision,
-            setup.recipe.framework,
-            kind=model_kind(setup.model),
-            pipelines=setup.pipelines,
-        ).relative_error
-        for setup in (row.setup for row in rows)
-    ]
+    stated = [row.setup.speed_source(calibration)[0].relative_error for row in rows]
     gpus = [row.setup.gpus for row in rows]
     within = int(np.count_nonzero(-errors <= NORMAL_P95 * np.array(stated)))
     return JudgedSuite(name=name, gpus=(min(gpus), max(gpus)), log_errors=errors, within_p95=within)
@@ -215,6 +207,18 @@ def judged_suites(gpus: Mapping[str, Gpu], calibration: Calibration) -> tuple[Ju
     return tuple(judged)
 
 
+def within_p95(rows: Sequence[MeasuredRun]) -> dict[str, dict[str, tuple[int, int]]]:
+    """Count by kind and suite the runs, and those within the p95 that the kind's other suites (or itself) state."""
+    counts: dict[str, dict[str, tuple[int, int]]] = {}
+    for kind, judged in judged_kinds(rows, read_runs(NVIDIA, gpu_table()), fit_rows(rows)).items():
+        for suite in sorted({suite for suite, _ in judged}):
+            own = [error for of_suite, error in judged if of_suite == suite]
+            others = [(of_suite, error) for of_suite, error in judged if of_suite != suite]
+            limit = NORMAL_P95 * conformal(others or judged)
+            counts.setdefault(kind, {})[suite] = (len(own), sum(-error <= limit for error in own))
+    return counts
+
+
 def run(rows: list[MeasuredRun]) -> Results:
     """Measure everything."""
     shipped = fit_rows(rows)
@@ -228,6 +232,7 @@ def run(rows: list[MeasuredRun]) -> Results:
         own_rows=own_rows_curve(rows),
         judged=judged_suites(gpu_table(), load()),
         nanotron=left_out(nanotron_runs()),
+        within_p95=within_p95(rows),
     )
 
 

@@ -77,6 +77,7 @@ def page(results: Results, command: str) -> str:
         _goals(results),
         _throughput(results),
         _judged(results),
+        _within(results),
         _memory(results),
         _own_rows(results),
     ]
@@ -185,6 +186,23 @@ def _judged(results: Results) -> list[str]:
             f"{error.min():+.1f} to {error.max():+.1f} | {suite.within_p95} |"
         )
     return [*lines, "", JUDGED_NOTES]
+
+
+def _within(results: Results) -> list[str]:
+    lines = [
+        "## The 95th percentile by kind",
+        "",
+        "Runs of a suite left out within the 95th percentile that the kind's other suites state; a kind with one suite",
+        "is judged by itself. The goal is 93 to 97 per cent of each kind.",
+        "",
+        "| kind | suites | runs | within, % |",
+        "|---|---|---:|---:|",
+    ]
+    for kind, suites in results.within_p95.items():
+        runs, within = (sum(counts[i] for counts in suites.values()) for i in (0, 1))
+        names = ", ".join(f"{suite} {counts[1]} of {counts[0]}" for suite, counts in suites.items())
+        lines.append(f"| {kind} | {names} | {runs} | {100 * within / runs:.0f} |")
+    return lines
 
 
 def _memory(results: Results) -> list[str]:

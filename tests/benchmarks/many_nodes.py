@@ -16,6 +16,7 @@ import numpy as np
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.calibration import Calibration, load
+from optimizer.performance.confidence import PIPELINES
 from optimizer.performance.fit import adapt
 from optimizer.performance.measured_runs import MeasuredRun
 from optimizer.performance.types import Bools, Floats
@@ -123,7 +124,7 @@ def without(calibration: Calibration, framework: str) -> Calibration:
 
 
 def _stated(*, pipelines: bool) -> float:
-    return load().residual(gpu_table()["h100-80gb"], "bf16", "nanotron", pipelines=pipelines).relative_error
+    return load().residuals["nanotron" + PIPELINES * pipelines].relative_error
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -15,9 +14,10 @@ from infra.settings import ConfigError
 from optimizer.catalog import Catalog, load
 from optimizer.catalog.select import Filter, select
 from optimizer.contract.errors import InvalidInputError
-from optimizer.contract.hardware import InstanceType, Precision
+from optimizer.contract.hardware import InstanceType
 from optimizer.contract.plan import FleetPlan
 from optimizer.performance import calibration
+from optimizer.performance.confidence import is_measured
 from optimizer.search.plan_builder import describe_node
 from tests.plans import sample_plan
 
@@ -51,7 +51,7 @@ def plan_of(instance: InstanceType) -> FleetPlan:
 
 def speed(instance: InstanceType) -> str:
     fitted = calibration.load()
-    measured = any(fitted.residual(instance.gpu, precision).rows for precision in get_args(Precision))
+    measured = is_measured(fitted, instance.gpu, "bf16")
     return "measured" if measured else "pooled"
 
 

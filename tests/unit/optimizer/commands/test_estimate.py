@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from optimizer.commands.estimate import command
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.performance.calibration import load
+from optimizer.performance.confidence import DENSE
 from optimizer.performance.measured_runs import RUNS
 from optimizer.performance.rows import COLUMNS
 
@@ -39,8 +40,8 @@ def test_json_holds_the_configuration_its_estimate_and_the_error_band() -> None:
     assert sum(result["time_s"].values()) == pytest.approx(result["step_time_s"])  # type: ignore[attr-defined]
     low, middle, high = (result[f"tokens_per_second{end}"] for end in ("_low", "", "_high"))
     assert low < middle < high  # type: ignore[operator]
-    assert result["measured_rows"] == load().residuals["H100"].rows > 0
-    assert "H100" in str(result["calibration"])
+    assert result["measured_rows"] == load().residuals[DENSE].rows > 0
+    assert "measured runs of a dense decoder" in str(result["calibration"])
 
 
 def test_the_table_names_every_part_and_says_whether_it_fits() -> None:

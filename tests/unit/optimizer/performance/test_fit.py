@@ -9,7 +9,8 @@ import pytest
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.calibration import POOLED, Calibration, Residual
-from optimizer.performance.fit import adapt, folds, left_out_errors, residuals
+from optimizer.performance.confidence import DENSE
+from optimizer.performance.fit import LEAST_ERROR, adapt, conformal, folds, left_out_errors, residuals
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors
 from tests.unit.optimizer.performance.fixtures import CALIBRATION as SHIPPED
 from tools.calibration import predict, read_runs
@@ -106,38 +107,31 @@ def test_rows_of_one_model_are_left_out_one_by_one() -> None:
     assert folds(rows[:1]) == [[0]]
 
 
-def test_residuals_come_near_the_errors_left_out_as_rows_come_in() -> None:
-    rows = on(rows_of("llmfoundry")[::6], "l4-24gb")
+def test_an_error_comes_from_the_rows_left_out_once_they_show_a_tail() -> None:
+    rows = on(rows_of("llmfoundry")[::2], "l4-24gb")
     before = SHIPPED.residuals[POOLED].relative_error
-    few = residuals(rows[:2], np.full(2, 0.05), SHIPPED)["L4"]
-    many = residuals(rows, np.full(len(rows), 0.05), SHIPPED)["L4"]
-    assert few.rows == 2
-    assert before > few.relative_error > many.relative_error > 0.05
-    # A GPU that had rows counts them on.
-    a100 = [row for row in rows_of("llmfoundry") if row.setup.hardware.gpu.name == "A100"][:3]
-    assert residuals(a100, np.zeros(3), SHIPPED)["A100"].rows == SHIPPED.residuals["A100"].rows + 3
-    assert residuals(a100, np.zeros(3), SHIPPED)["H100"] == SHIPPED.residuals["H100"]
+    few = residuals(rows[:2], np.full(2, -0.05), SHIPPED)[f"L4 {DENSE}"]
+    many = residuals(rows, np.full(len(rows), -0.05), SHIPPED)[f"L4 {DENSE}"]
+    assert few == Residual(rows=2, relative_error=before)
+    assert many.rows == len(rows) > 19
+    assert many.relative_error == pytest.approx(0.05 / 1.645, abs=1e-3)
+    slow = residuals(rows[:2], np.array([-0.05, -0.7]), SHIPPED)[f"L4 {DENSE}"]
+    assert slow.relative_error == pytest.approx(0.7 / 1.645, abs=1e-3)
+    assert residuals(rows, np.zeros(len(rows)), SHIPPED)[DENSE] == SHIPPED.residuals[DENSE]
 
 
-def test_an_error_covers_the_worse_of_two_models() -> None:
-    """A model that nobody measured may be like the worse one, however many rows the better one has."""
-    rows = on(rows_of("llmfoundry"), "l4-24gb")
-    names = [row.setup.model.name for row in rows]
-    rows = [row for row in rows if names.count(row.setup.model.name) >= 10] * 4
-    names = [row.setup.model.name for row in rows]
-    worse = np.array([name == names[0] for name in names])
-    assert 19 <= worse.sum() < len(rows) / 2
-    errors = np.where(worse, np.linspace(-0.8, 0.0, len(rows)), 0.0)
-    stated = residuals(rows, errors, SHIPPED)["L4"].relative_error
-    assert np.mean(-errors[worse] <= 1.645 * stated) >= 0.95
-    # One run in 20 is above the largest of 19.
-    few = [row for row in rows if row.setup.model.name == names[0]][:19]
-    errors = np.array([-0.7] + 18 * [0.0])
-    assert residuals(few, errors, SHIPPED)["L4"].relative_error == pytest.approx(0.7 / 1.645, abs=1e-3)
+def test_one_run_in_20_is_slower_than_the_95th_percentile() -> None:
+    assert conformal([("a", error) for error in [-0.7] + 18 * [0.0]]) == pytest.approx(0.7 / 1.645, abs=1e-3)
+    errors = np.linspace(-0.8, 0.0, 200)
+    worse = [("a", float(error)) for error in errors]
+    assert np.mean(-errors <= 1.645 * conformal(worse)) == pytest.approx(0.95, abs=0.01)
+    assert conformal([("a", 0.5)] * 40) == LEAST_ERROR  # all faster than predicted
+    # An unseen model may be like the worse one, however many rows the better one has.
+    assert conformal([*worse, *[("b", 0.0)] * 1000]) == conformal(worse)
 
 
-def test_one_model_never_proves_an_error_below_the_best_known() -> None:
+def test_one_model_never_proves_an_error_below_what_was_stated() -> None:
     bf16 = [row for row in rows_of("h200") if row.setup.recipe.precision == "bf16"]
     rows = on([row for row in bf16 if row.setup.model.name == "llama-410m"], "l4-24gb") * 20
-    best = min(residual.relative_error for residual in SHIPPED.residuals.values())
-    assert residuals(rows, np.zeros(len(rows)), SHIPPED)["L4"] == Residual(rows=len(rows), relative_error=best)
+    stated = residuals(rows, np.zeros(len(rows)), SHIPPED)[f"L4 {DENSE}"]
+    assert stated == Residual(rows=len(rows), relative_error=SHIPPED.residuals[POOLED].relative_error)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.errors import InvalidInputError
-from optimizer.performance.calibration import POOLED
 from optimizer.performance.rows import COLUMNS, Row, estimate_row, read_row
 from optimizer.performance.types import DDP, NONE, ZERO1, ZERO3
 from tests.unit.optimizer.performance.fixtures import CALIBRATION
@@ -165,12 +164,6 @@ def test_a_wrong_cell_is_named_with_what_is_known(change: dict[str, Any], says: 
     with pytest.raises(InvalidInputError) as error:
         read(**change)
     assert says in str(error.value)
-
-
-def test_a_split_that_no_run_on_the_gpu_has_widens_the_error() -> None:
-    plain, split = estimates([ROW, ROW | {"context_parallel": 2}])
-    assert plain["predicted_relative_error"] < split["predicted_relative_error"]
-    assert split["predicted_relative_error"] == CALIBRATION.residuals[POOLED].relative_error
 
 
 def test_a_failed_row_does_not_keep_the_others() -> None:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from optimizer import performance
 from optimizer.catalog.gpus import gpu_table
-from optimizer.performance.calibration import MIXTURE, POOLED
-from optimizer.performance.confidence import MEASURED_SPLITS, measured_splits, speed_source
+from optimizer.performance.confidence import WRITTEN_SPLITS, measured_splits, speed_source
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Hardware, Recipe
@@ -79,15 +78,15 @@ def configurations(
 def expected(
     found: dict[str, Any], estimates: Estimates, samples: int, measured: tuple[str, ...]
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """(hours, configuration) that the search should pick: the simplest of the fastest of each confidence."""
+    """(hours, configuration) that the search should pick: the simplest of the fastest, measured and not."""
     batch = found["data"] * found["micro_batch"] * found["grad_accum"]
     hours = np.where(estimates.fits_p95, np.ceil(samples / batch) * estimates.step_time_s / 3600, np.inf)
     splits = ("tensor", "pipeline", "context", "expert")
     axes = np.sum([found[name] > 1 for name in splits], axis=0)
-    unmeasured = np.sum([found[name] > 1 for name in splits if name not in measured], axis=0) > 0
     picked = []
     surer = np.inf
-    for group in (axes == 0, (axes > 0) & ~unmeasured, (axes > 0) & unmeasured):
+    unmeasured = np.sum([found[name] > 1 for name in splits if name not in measured], axis=0) > 0
+    for group in (~unmeasured, unmeasured):
         best = min(surer, hours[group].min(initial=np.inf))
         if surer > (1 + SAME) * best:
             at = np.flatnonzero(group & (hours <= (1 + SAME) * best))
@@ -140,12 +139,7 @@ def test_the_search_finds_what_brute_force_finds(
     asked = make_problem(model, recipe, samples=samples, global_batch=batch, max_nodes=nodes, instance_types=(name,))
     (result,) = find_fastest(asked, [instance])
     allowed = layouts.allowed_shardings(recipe)
-    # Every split is unmeasured on a GPU without measured runs, or with no better error for a mixture than such a GPU.
-    residual = calibration().residual(
-        instance.gpu, recipe.precision, framework, kind=MIXTURE if model.experts else None
-    )
-    sure = residual.relative_error < calibration().residuals[POOLED].relative_error
-    measured = measured_splits(instance.gpu, recipe.framework) if sure else AXES
+    measured = measured_splits(instance.gpu, recipe.framework)
     total = 0
     wanted: list[tuple[int, float, tuple[int, ...]]] = []
     for count in range(1, most + 1):
@@ -212,31 +206,12 @@ def test_measured_kinds_of_parallelism_are_those_of_the_measured_runs() -> None:
     """One row is enough to count: the residual of its GPU has it in."""
     with (Path(performance.__file__).parent / "data" / "measured_runs.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    splits: dict[tuple[str, str], set[str]] = {}
+    splits: dict[str, set[str]] = {}
     for row in rows:
-        code = "fused" if frameworks()[framework_name(row["framework"])].fused_kernels else "written out"
-        axes = {axis for axis in layouts.SPLITS if float(row[f"{axis}_parallel"] or 1) > 1}
-        splits.setdefault((gpu_table()[row["gpu"]].name, code), set()).update(axes)
-    measured = {key: set(names) for key, names in MEASURED_SPLITS.items()}
-    assert {key: names for key, names in splits.items() if names} == measured
-
-
-@pytest.mark.parametrize(
-    ("framework", "unknown"), [("torch", ("tensor", "pipeline", "context")), ("megatron-core", ("context",))]
-)
-def test_what_no_run_of_the_gpu_measured_is_less_sure(framework: str, unknown: tuple[str, ...]) -> None:
-    """On A100, Megatron's tensor and pipeline parallelism were measured, and none of plain PyTorch's."""
-    model = resolve_model("llama-3.1-8b")
-    asked = make_problem(model, Recipe(seq_len=8192, framework=framework), global_batch=240, max_nodes=16)
-    (result,) = find_fastest(asked, [catalog().instance_type("p4d.24xlarge")])
-    assert isinstance(result, Fastest)
-    pooled = calibration().residuals["pooled"].relative_error
-    own = calibration().residual(result.instance.gpu).relative_error
-    assert own < pooled
-    unmeasured = np.any([getattr(result.layouts, axis) > 1 for axis in unknown], axis=0)
-    assert unmeasured.any() and not unmeasured.all()
-    assert (result.relative_error[unmeasured] == pooled).all()
-    assert (result.relative_error[~unmeasured] == own).all()
+        if not frameworks()[framework_name(row["framework"])].fused_kernels:
+            axes = {axis for axis in layouts.SPLITS if float(row[f"{axis}_parallel"] or 1) > 1}
+            splits.setdefault(gpu_table()[row["gpu"]].name, set()).update(axes)
+    assert {key: names for key, names in splits.items() if names} == {k: set(v) for k, v in WRITTEN_SPLITS.items()}
 
 
 def test_pipelines_between_nodes_have_the_error_of_those_measured() -> None:
@@ -247,16 +222,14 @@ def test_pipelines_between_nodes_have_the_error_of_those_measured() -> None:
     assert isinstance(result, Fastest)
     hardware = Hardware.from_instance_type(result.instance)
     for i, error in enumerate(result.relative_error):
-        splits = [name for name in layouts.SPLITS if getattr(result.layouts, name)[i] > 1]
-        described, _ = speed_source(calibration(), model, recipe, hardware, int(result.nodes[i]), splits)
+        nodes, stages = int(result.nodes[i]), int(result.layouts.pipeline[i])
+        described, _ = speed_source(calibration(), model, recipe, hardware, nodes, ["pipeline"] * (stages > 1))
         assert error == described.relative_error
     space = SearchSpace(asked, [result.instance], layouts.build_layouts(asked, ranks=8, nodes=range(1, 5)))
     row = np.arange(space.table.size)
     between = (space.table.pipeline > 1) & (space.table.nodes > 1)
     errors = space.relative_error(0, row)
-    of_others, of_pipelines = (
-        calibration().residuals[f"H100 nanotron{name}"].relative_error for name in ("", " pipelines")
-    )
+    of_others, of_pipelines = (calibration().residuals[f"nanotron{name}"].relative_error for name in ("", " pipelines"))
     assert of_others < 0.5 < 1.0 < of_pipelines
     assert (errors[between] == of_pipelines).all() and (errors[~between] == of_others).all()
     assert between.any() and (space.table.pipeline[~between] > 1).any()

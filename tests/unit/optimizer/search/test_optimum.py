@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from optimizer.contract.request import FleetRequest
 from optimizer.economics.checkpoint import checkpoint_usd, checkpoints, interval_s
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS
+from optimizer.performance.confidence import DENSE
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware
 from optimizer.search.fastest import SAME
 from optimizer.search.problem import Problem
@@ -53,7 +54,7 @@ def brute_force(wanted: FleetRequest) -> Iterator[tuple[float, float]]:
                 if not estimates.fits_p95:
                     continue
                 train = math.ceil(problem.amount.samples / batch) * float(estimates.step_time_s) / 3600
-                error = calibration().residual(hardware.gpu, problem.recipe.precision).relative_error
+                error = calibration().residuals[DENSE].relative_error
                 rate = FAILURES_PER_GPU_HOUR * ranks
                 for region in wanted.constraints.regions:
                     offer = catalog().offer(name, region)
