@@ -54,10 +54,11 @@ def publish_metrics(
         "NodesInService": (state.nodes.in_service, "Count"),
         "NodesWanted": (state.nodes.wanted, "Count"),
     }
-    for count in ("interruptions", "failed_launches", "unfit_nodes"):
+    counts = (("Interruptions", "interruptions"), ("FailedLaunches", "failed_launches"), ("UnfitNodes", "unfit_nodes"))
+    for name, count in counts:
         # Never below 0: unfit nodes are counted in a row.
         added = max(0, getattr(state, count) - (getattr(known, count) if known else 0))
-        metrics[count.title().replace("_", "")] = added, "Count"
+        metrics[name] = added, "Count"
     data = [
         {"MetricName": name, "Value": value, "Unit": unit, "Timestamp": state.updated_at}
         for name, (value, unit) in metrics.items()
