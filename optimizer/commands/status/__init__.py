@@ -198,9 +198,7 @@ def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, An
     if (progress := current_progress(reading)) is not None:
         for name, values in (("loss", progress.recent_losses), ("steps/s", progress.recent_steps_per_second)):
             if len(values) > 1:
-                click.echo(
-                    f"{name:7}  {sparkline(values)}  {format_number(min(values))} to {format_number(max(values))}"
-                )
+                say(f"{name:7}  {sparkline(values)}  {format_number(min(values))} to {format_number(max(values))}")
     if reading.state is not None and reading.state.answers:
         click.echo("")
         write_table(_place_rows(reading.state, reading.at), PLACE_COLUMNS)

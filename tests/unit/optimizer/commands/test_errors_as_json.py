@@ -30,7 +30,7 @@ def read_error(err: str) -> dict[str, Any]:
         (("frobnicate",), "NoSuchCommand", "No such command"),
         (("completion",), "UsageError", "completion is gone"),
         (("recommend", "--modl", "7B"), "NoSuchOption", "No such option '--modl'"),
-        (("estimate", "--no-compile"), "UsageError", "--no-compile is gone"),
+        (("offers", "--sort"), "UsageError", "--sort is gone"),
         (("estimate", "--micro-batch", "x", "--model", "7B"), "BadParameter", "x"),
         (("estimate",), "UsageError", "Missing option '--model'"),
         (("recommend", "missing.yaml"), "InvalidInputError", "missing.yaml cannot be read"),
