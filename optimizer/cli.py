@@ -69,11 +69,13 @@ GONE = {
     "simulate --restart-p95-hours": "every restart takes --restart-hours: the longest ones show a deadline's risk",
     "completion": "source <(_GPUFLEET_COMPLETE=bash_source gpufleet) does it; zsh_source, fish_source likewise",
     "trace": "torch.profiler in the training's own loop takes one; gpufleet status names a slow rank",
+    "logs trace": "torch.profiler in the training's own loop takes one; gpufleet status names a slow rank",
     "port-forward": "gpufleet ssh RANK --port PORT does it",
     "policy": "gpufleet stack policy prints it",
     "wheels": "gpufleet stack wheels packs them",
     "profile --batch-size": "two, four and eight samples are traced",
     "recommend --spot-spread": "a plan's alternates are the other types that its nodes may be of",
+    "what-if --spot-spread": "a plan's alternates are the other types that its nodes may be of",
     "policy --region": "the stack's plan has it",
     "set --image": "pulumi config set gpufleet:image REPOSITORY@DIGEST, which docker push prints",
     "offers --sort": "--price KIND sorts by the price of a GPU; --format csv is for orders of your own",
@@ -113,6 +115,8 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; the error of an unknown one names the near ones, which click seeks among imported ones."""
+        if (words := " ".join(args[:2])) in GONE:
+            raise click.UsageError(f"{words} is gone: {GONE[words]}", ctx)
         try:
             return super().resolve_command(ctx, [*ALIASES.get(args[0], args[:1]), *args[1:]])
         except click.NoSuchCommand as error:

@@ -14,7 +14,7 @@ load_runtime_env
 
 # unfit REASON...: exit with the status that ends the run.
 unfit() {
-  log "FAIL $image $*; build another one, and hand it to the stack: gpufleet stack set PLAN --stack NAME --image URI"
+  log "FAIL $image $*; build and push another one: pulumi config set gpufleet:image URI@DIGEST && pulumi up"
   exit 78
 }
 

@@ -77,7 +77,7 @@ class OutputFile(click.Path):
             return path
         raise InvalidInputError(
             f"{param.opts[0] if param else 'the output'} {path} cannot be written",
-            why=f"{places[1]} is missing, no folder, or not yours to write to",
+            why=f"{path.resolve().parent} is missing, no folder, or not yours to write to",
             next_step="name another place",
         )
 

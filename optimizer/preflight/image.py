@@ -52,11 +52,16 @@ def check_image(context: Context) -> Iterator[Finding]:
             why="the program takes exactly one, by name or id, and never the newest",
         )
         return
-    (image,) = images
+    (image,) = (root,) = images
     text = f"{image['ImageId']} {image['Name']!r}"
-    if image["Name"].startswith("Deep Learning "):
+    # A private source, one that is gone and one of another region are not found:
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify-source-ami-used-to-create-new-ami.html
+    while (source := root.get("SourceImageId")) and (found := describe_images(context, source)):
+        (root,) = found
+        text += f" of {root['Name']!r}"
+    if root["Name"].startswith("Deep Learning "):
         yield passed(text, value=image["ImageId"])
-    elif image.get("ImageOwnerAlias") == "amazon" or image.get("OwnerId") == CANONICAL:
+    elif root.get("ImageOwnerAlias") == "amazon" or root.get("OwnerId") == CANONICAL:
         yield _failure(
             f"{text} is no Deep Learning AMI",
             why="a stock image has no AWS CLI, and Ubuntu's archives are plain HTTP, which the nodes' security group "

@@ -52,7 +52,7 @@ def errors(minute: NodeMinute) -> list[str]:
 
 
 def gpu_notices(reading: Reading, stack: str) -> list[str]:
-    """Say which rank the others wait for, and which nodes' GPUs are throttled, slow, idle or have errors."""
+    """Say which rank the others wait for, and which nodes' GPUs are throttled, idle or have errors."""
     trains = reading.state is not None and reading.state.phase == "running"
     lines = []
     progress = current_progress(reading)

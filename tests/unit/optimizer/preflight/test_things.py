@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -70,20 +71,25 @@ def test_without_a_pinned_image_the_parameter_names_it(aws: FakeAws) -> None:
 
 
 UBUNTU = image(ImageId="ami-u", Name="ubuntu/images/hvm-ssd-gp3/ubuntu-noble", OwnerId="099720109477")
+OWN = {"ImageId": "ami-0123456789abcdef0", "Name": "ours", "OwnerId": ACCOUNT}
 
 
 @pytest.mark.parametrize(
-    ("found", "level", "says"),
+    ("chain", "level", "says"),
     [
-        (UBUNTU, "error", "is no Deep Learning AMI"),
-        (image(Name="al2023", ImageOwnerAlias="amazon"), "error", "is no Deep Learning AMI"),
-        (image(Name="ours", OwnerId=ACCOUNT), "ok", "'ours', an image of your own"),
+        ([UBUNTU], "error", "is no Deep Learning AMI"),
+        ([image(Name="al2023", ImageOwnerAlias="amazon")], "error", "is no Deep Learning AMI"),
+        ([image(**OWN)], "ok", "'ours', an image of your own"),
+        ([image(**OWN, SourceImageId="ami-1"), image(**OWN, SourceImageId="ami-u"), UBUNTU], "error", "'ours' of 'ubu"),
+        ([image(**OWN, SourceImageId="ami-d"), image()], "ok", "'ours' of 'Deep Learning "),
+        ([image(**OWN, SourceImageId="ami-private")], "ok", "'ours', an image of your own"),
     ],
 )
 def test_an_image_that_no_step_could_boot_is_said_before_up(
-    aws: FakeAws, found: dict[str, Any], level: str, says: str
+    aws: FakeAws, chain: list[dict[str, Any]], level: str, says: str
 ) -> None:
-    aws.answers["DescribeImages"] = {"Images": [found]}
+    left = iter(chain)
+    aws.answers["DescribeImages"] = lambda asked: {"Images": list(islice(left, 1))}
     row = only(check_image(context(ami_id="ami-0123456789abcdef0", ami_name="")))
     assert row.level == level and says in row.text
 
