@@ -51,7 +51,7 @@ def load_state(clients: Clients, settings: ControllerSettings) -> tuple[Controll
     except ClientError as error:
         if not _is_missing(error):
             raise
-        if error.response["ResponseMetadata"]["HTTPHeaders"].get("x-amz-delete-marker") == "true":
+        if _is_deleted(error):
             raise StateError(f"{place} was deleted, and with it what was spent: {help_}") from error
         return None, None
     try:
@@ -95,11 +95,11 @@ def load_rows(clients: Clients, settings: ControllerSettings, seen: Observation)
     try:
         answer = clients.s3.get_object(Bucket=bucket, Key=key)
     except ClientError as error:
-        # Without permission to list the bucket S3 answers 403 for a missing object; a write fails where there is one:
-        # https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
-        if _is_missing(error) or error_code(error) in ("AccessDenied", "403"):
-            return replace(seen, rows={}, rows_etag=None)
-        raise
+        if not _is_missing(error):
+            raise
+        if _is_deleted(error):
+            raise FormatError(f"s3://{bucket}/{key} was deleted: bring an earlier version back") from error
+        return replace(seen, rows={}, rows_etag=None)
     text = answer["Body"].read().decode(errors="replace")
     return replace(seen, rows=read_shared_spend(text, f"s3://{bucket}/{key}").rows, rows_etag=answer["ETag"])
 
@@ -161,3 +161,7 @@ def _key(settings: ControllerSettings, name: str) -> str:
 
 def _is_missing(error: ClientError) -> bool:
     return error_code(error) in ("NoSuchKey", "404")
+
+
+def _is_deleted(error: ClientError) -> bool:
+    return error.response["ResponseMetadata"]["HTTPHeaders"].get("x-amz-delete-marker") == "true"

@@ -35,7 +35,8 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
     """Apply all rules; ``before`` is None on the first tick."""
     tick = Tick(settings=settings, seen=seen, now=now)
     state = add_elsewhere(tick, change_run(tick, count_progress(tick, before or first_state(tick))))
-    state = replace(state, meter=state.meter or f"{settings.region}/{settings.stack} since {time_text(now)}")
+    since = time_text(seen.created_at or now)
+    state = replace(state, meter=state.meter or f"{settings.region}/{settings.stack} since {since}")
     counted = update_instances(tick, state)
     state, changes = _settle(tick, obey(tick, replace(counted, capacity=count_events(tick, before, counted))))
     place = tick.place_name(state)

@@ -78,23 +78,22 @@ def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> Contr
         seen = bucket.load_rows(clients, settings, observed)
         decision = decide(settings, before, seen, now)
         state = decision.state
-        try:
-            etag = save_state(clients, settings, state, etag)
-        except ConflictError as error:
-            log("conflict", reason=str(error))
-            return load_state(clients, settings)[0] or state
         is_kept, seen = _keep_row(clients, settings, seen, state, now)
         if is_kept:
             break
+    else:
+        # The other stacks count no more than a silent controller's nodes, so the state ages, too, and their lease ends.
+        _act(clients, settings, [asked for asked in decision.actions if not getattr(asked.action, "max_size", 0)])
+        raise TickError("the stack's row under the shared ceiling was not written, so no node was asked for")
+    try:
+        etag = save_state(clients, settings, state, etag)
+    except ConflictError as error:
+        log("conflict", reason=str(error))
+        return load_state(clients, settings)[0] or state
     for phase, reason in decision.changes:
         log("phase", phase=phase, reason=reason, run=state.run_id)
-    # Without the row no workers may come, either.
-    actions = [asked for asked in decision.actions if is_kept or not getattr(asked.action, "max_size", 0)]
-    failures = _act(clients, settings, actions)
-    if is_kept:
-        state = _launch(clients, settings, seen, state, etag, now, failures)
-    else:
-        failures.append("the stack's row under the shared ceiling was not written, so no node was asked for")
+    failures = _act(clients, settings, decision.actions)
+    state = _launch(clients, settings, seen, state, etag, now, failures)
     try:
         delete_notices(clients, settings, receipts)
         publish_metrics(clients, settings, state, before)

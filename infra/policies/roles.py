@@ -61,7 +61,7 @@ def node_policy(
                 "ForAllValues:StringEquals": {"s3:RequestObjectTagKeys": [PRUNED_TAG]},
             },
         ),
-        _list_prefix("ListCheckpoints", names, names.checkpoint_prefix),
+        _list_prefix("ListCheckpoints", names.bucket_arn, names.checkpoint_prefix),
         *(statement for what, uri in read_prefixes.items() for statement in _read_prefix(names, what, uri)),
         # The request's own instance, so that no node reports for another:
         # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
@@ -144,9 +144,8 @@ def controller_policy(names: Names, *, key_arn: str, shared: SharedCeiling | Non
     """Policy of the controller's role."""
     control = f"{names.bucket_arn}/{names.control_prefix}"
     own_arn = names.arn("lambda", f"function:{names.controller}")
-    rows_arn = f"arn:{names.partition}:s3:::{shared.bucket}/{shared.key}" if shared else ""
     return document(
-        *([allow("KeepSharedCeiling", ["s3:GetObject", "s3:PutObject"], rows_arn)] if rows_arn else []),
+        *(_keep_shared_ceiling(names, shared) if shared else []),
         allow(
             "RunGroup",
             [
@@ -181,7 +180,7 @@ def controller_policy(names: Names, *, key_arn: str, shared: SharedCeiling | Non
         allow("TakeNodeEvents", ["sqs:ReceiveMessage", "sqs:DeleteMessage"], names.queue_arn),
         allow("KeepState", "s3:PutObject", f"{control}/state.json"),
         allow("ReadControl", "s3:GetObject", f"{control}/*"),
-        _list_prefix("ListControl", names, names.control_prefix),
+        _list_prefix("ListControl", names.bucket_arn, names.control_prefix),
         _use_key_through(names, key_arn, "s3"),
         # Lambda encrypts the function's environment variables for this function alone:
         # https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars-encryption.html
@@ -240,12 +239,20 @@ def _pull(names: Names, uri: str) -> list[Statement]:
     ]
 
 
-def _list_prefix(sid: str, names: Names, prefix: str) -> Statement:
+def _keep_shared_ceiling(names: Names, shared: SharedCeiling) -> list[Statement]:
+    bucket_arn = f"arn:{names.partition}:s3:::{shared.bucket}"
+    return [
+        allow("KeepSharedCeiling", ["s3:GetObject", "s3:PutObject"], f"{bucket_arn}/{shared.key}"),
+        _list_prefix("ListSharedCeiling", bucket_arn, shared.key),
+    ]
+
+
+def _list_prefix(sid: str, bucket_arn: str, prefix: str) -> Statement:
     # Without permission to list, S3 answers 403 for a missing object instead of 404; that request carries no prefix,
     # hence IfExists. It also admits a listing of the whole bucket:
     # https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
     condition = {"StringLikeIfExists": {"s3:prefix": [f"{prefix}/*"]}}
-    return allow(sid, "s3:ListBucket", names.bucket_arn, condition=condition)
+    return allow(sid, "s3:ListBucket", bucket_arn, condition=condition)
 
 
 def _read_prefix(names: Names, what: str, uri: str) -> list[Statement]:

@@ -170,9 +170,11 @@ def test_every_way_to_buy_and_run_is_told(
 def test_a_shared_ceiling_is_told_and_its_object_alone_may_be_read_and_written() -> None:
     stack = deploy({}, {"gpufleet:sharedCeiling": "s3://team-money/a/run.json@5000"})
     assert told(stack).shared == SharedCeiling(bucket="team-money", key="a/run.json", usd=5000.0)
-    statement = stack.policy("RolePolicy", "-controller")["KeepSharedCeiling"]
-    assert statement["Resource"] == "arn:aws:s3:::team-money/a/run.json"
-    assert statement["Action"] == ["s3:GetObject", "s3:PutObject"]
+    policy = stack.policy("RolePolicy", "-controller")
+    assert policy["KeepSharedCeiling"]["Resource"] == "arn:aws:s3:::team-money/a/run.json"
+    assert policy["KeepSharedCeiling"]["Action"] == ["s3:GetObject", "s3:PutObject"]
+    # A missing object is 404 only to a role that may list its bucket.
+    assert policy["ListSharedCeiling"]["Resource"] == "arn:aws:s3:::team-money"
 
 
 def test_places_are_told_the_plans_own_first() -> None:
