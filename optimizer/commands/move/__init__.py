@@ -222,8 +222,8 @@ def find_place(
         )
     if plans is None:
         document = _read_kept_request(directory / f"plans.{source.stack}.json")
-        if data_region not in (None, region) and document.get("workload", {}).get("data_gib"):
-            document["workload"]["data_region"] = data_region
+        if data_region and document.get("workload", {}).get("data_gib"):
+            document["workload"]["data_region"] = data_region if data_region != region else None
         request, answer = (choose_folder(directory) / f"{file}.{name}.json" for file in ("request", "plans"))
         request.write_text(json.dumps(document, indent=1) + "\n")
         plans = plan_again(str(request), [region], answer, refresh, source.plan.job)
