@@ -57,7 +57,8 @@ class CheckResult:
 
 def write(report: dict[str, Any], out: Path | None) -> None:
     """Write JSON to ``out`` by a rename (no reader sees half a report), or to stdout."""
-    text = json.dumps(report, indent=2) + "\n"
+    # JSON has no NaN and no infinity: they become text.
+    text = json.dumps(json.loads(json.dumps(report), parse_constant=str), indent=2) + "\n"
     if out is None:
         sys.stdout.write(text)
         sys.stdout.flush()

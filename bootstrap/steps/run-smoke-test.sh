@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Order: 120
-# Compares products and exchanges of this node's GPUs, before a run is paid for.
+# Compares gradients and exchanges of this node's GPUs, before a run is paid for.
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 mkdir -p "$LOG_DIR" "$STATE_DIR"

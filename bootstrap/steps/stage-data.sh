@@ -17,7 +17,7 @@ if [[ $data == s3://* ]]; then
   [[ -z ${GPUFLEET_SCRATCH_DIR:-} ]] || export GPUFLEET_SCRATCH_DIR=$ROOT$GPUFLEET_SCRATCH_DIR
   python() { PYTHONPATH=${BOOTSTRAP_DIR%/*} "$ROOT$GPUFLEET_PYTHON" -m "$@"; }
   # The copy's progress goes to the training's log too, for `gpufleet status`. Its exit code 78 says that no node could do
-  # better: report-failure.sh ends the run.
+  # better: its report (node_init.sh) ends the run.
   data=$({
     python bootstrap.training.staging "$data" "${linked[@]}" 2>&1 >&3 | { tee -a "$TRAIN_LOG" >&2 || true; }
   } 3>&1)

@@ -64,6 +64,8 @@ def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any])
     for file, names in files.items():
         _write(uri, file, {name: written[name] for name in names})
     if len(files) > 1:
+        if _is_writer():
+            open_store(uri).delete("model.safetensors")  # of a run with larger files; readers would prefer it
         index = {name: file for file, names in files.items() for name in names}
         total = sum(map(_bytes, written.values()))
         _publish_json(uri, INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": index})

@@ -34,7 +34,7 @@ class RankGroup:
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
             is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-            if is_shared and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0" and self.rank == 0:
+            if is_shared and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and self.rank == 0:
                 logger.warning(
                     "a restart by this torchrun would find the addresses of these processes, and fail: start it with "
                     "%s=1, or as python -m bootstrap.training.torchrun", OWN_STORE_VARIABLE,

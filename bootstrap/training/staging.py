@@ -233,7 +233,7 @@ def _list(uri: str, client: S3Client, bucket: str, prefix: str, suffixes: tuple[
 
 def _last_copy(folder: Path) -> tuple[str, Objects]:
     """Session and objects of the last copy that came to its end; of an interrupted one nothing counts."""
-    with suppress(FileNotFoundError, ValueError):
+    with suppress(FileNotFoundError, ValueError, TypeError):  # an earlier version wrote a text
         session, objects = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
         return session, {name: (size, etag) for name, (size, etag) in objects.items()}
     return "", {}

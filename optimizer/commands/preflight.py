@@ -183,7 +183,7 @@ def _check_training_code(plan: FleetPlan, file: StackFile | None) -> Finding:
         how = _STARTED[start_of(words)]
         if loses_sigterm(words):
             return warning(
-                "gpufleet:trainCommand begins with `conda run`, which ends on SIGTERM and does not pass it on",
+                "gpufleet:trainCommand starts `conda run`, which ends on SIGTERM and does not pass it on",
                 why="a training that does not watch GPUFLEET_DRAIN_FILE hears of no notice, and saves nothing then",
                 next_step="name the environment's program, /opt/conda/envs/NAME/bin/python (docs/engines.md)",
             )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from bootstrap.smoke import __main__ as cli
+from bootstrap.smoke import report
 from bootstrap.smoke.gradients import LIMIT, _equal_on_all_ranks, miscomputing, relative_error
 from bootstrap.smoke.report import CheckResult
 
@@ -54,6 +57,12 @@ def test_a_rank_that_computes_wrongly_alone_is_found() -> None:
     assert miscomputing([3.0, 3.1, 3.0]) == [1] and miscomputing([3.0, 3.0, math.nan]) == [2]
     assert relative_error(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0])) == 0.25
     assert math.isnan(relative_error(torch.tensor([math.nan]), torch.tensor([2.0])))
+
+
+def test_what_json_cannot_hold_becomes_text(tmp_path: Path) -> None:
+    report.write({"a": math.nan, "b": [1.5, -math.inf]}, tmp_path / "r.json")
+    found = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
+    assert found == {"a": "NaN", "b": [1.5, "-Infinity"]}
 
 
 @pytest.mark.parametrize(

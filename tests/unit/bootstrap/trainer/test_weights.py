@@ -14,6 +14,7 @@ from bootstrap.contract.trainer import AUTO, family_of
 from bootstrap.trainer import weights
 from bootstrap.trainer.weights import INDEX_NAME, load_weights, save_weights
 from bootstrap.training.errors import CheckpointError, ConfigurationError
+from bootstrap.training.stores import open_store
 from tests.unit.bootstrap.trainer.weights_ranks import build
 from tests.unit.bootstrap.training.conftest import BUCKET
 from tests.warm import TRAINER, Warm
@@ -66,10 +67,12 @@ def test_s3_holds_files_with_an_index_that_replace_older_ones(
     aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUFLEET_SCRATCH_DIR", str(tmp_path))
-    monkeypatch.setattr(weights, "FILE_BYTES", 700)
     uri = f"s3://{BUCKET}/weights/final"
-    for seed in (1, 0):
+    for seed, file_bytes in (1, 10**6), (0, 700):
+        monkeypatch.setattr(weights, "FILE_BYTES", file_bytes)
         save_weights(build(seed), uri, architecture={"torchvision": "resnet50"})
+    # Readers of transformers would prefer it.
+    assert "weights/final/model.safetensors" not in open_store(f"s3://{BUCKET}").names("weights/")
     model = build(2)
     load_weights(torch.compile(model), uri)  # type: ignore[arg-type]
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in build(0).state_dict().items())

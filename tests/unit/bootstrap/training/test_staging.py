@@ -70,6 +70,9 @@ def test_only_what_changed_is_copied_again(
     (folder / "new.bin").write_bytes(b"torn")
     stage(URI)
     assert contents(folder) == {"train.bin": TRAIN, "new.bin": b"new"}
+    (folder / staging.COMPLETE).write_text("  4711")  # an earlier version's
+    stage(URI)
+    assert contents(folder) == {"train.bin": TRAIN, "new.bin": b"new"}
 
 
 def test_other_local_ranks_wait_for_this_start_s_copy(put: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
