@@ -196,9 +196,11 @@ def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, An
     write_text("\n".join([*headline(plan, reading), *told]) + "\n")
     write_table(measures, MEASURES)
     if (progress := current_progress(reading)) is not None:
-        for name, values in (("loss", progress.recent_losses), ("steps/s", progress.recent_steps_per_second)):
+        per_step = plan.job.global_batch * plan.job.seq_len
+        speeds = [speed * per_step for speed in progress.recent_steps_per_second]
+        for name, values in (("loss", list(progress.recent_losses)), ("speed", speeds)):
             if len(values) > 1:
-                say(f"{name:7}  {sparkline(values)}  {format_number(min(values))} to {format_number(max(values))}")
+                say(f"{name:5}  {sparkline(values)}  {format_number(min(values))} to {format_number(max(values))}")
     if reading.state is not None and reading.state.answers:
         click.echo("")
         write_table(_place_rows(reading.state, reading.at), PLACE_COLUMNS)

@@ -129,7 +129,7 @@ def test_the_table_draws_loss_and_speed(
     deployed.put("checkpoints/ledger/w-000001.jsonl", lines)
     deployed.write_state()
     drawn = {line.split()[0]: line.split() for line in gpufleet("status", *deployed.arguments)[1].splitlines() if line}
-    assert "█▄▁" in drawn["loss"] and drawn["steps/s"] == ["steps/s", "▁▁█", "0.1", "to", "0.2"]
+    assert "█▄▁" in drawn["loss"] and drawn["speed"] == ["speed", "▁▁█", "26,214", "to", "52,429"]
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert sparkline([4, 3, 2]) == "841"
 
