@@ -111,7 +111,7 @@ UNREADABLE = (*errors.AWS_ERRORS, LookupError, TypeError, ValueError, AttributeE
 _READS = {
     "ec2": "DescribeAvailabilityZones DescribeCapacityReservations DescribeImages DescribeInstanceTypeOfferings "
     "DescribeInstanceTypes DescribeInstances DescribeRouteTables DescribeSpotPriceHistory "
-    "DescribeSubnets DescribeVpcEndpoints GetSpotPlacementScores",
+    "DescribeSubnets DescribeVpcAttribute DescribeVpcEndpoints GetSpotPlacementScores",
     "ecr": "BatchGetImage",
     "kms": "DescribeKey",
     "pricing": "GetProducts",

@@ -22,6 +22,22 @@ def subnet_zones(ec2: EC2Client, subnet_ids: tuple[str, ...]) -> tuple[str, ...]
     return tuple(zones[subnet_id] for subnet_id in subnet_ids)
 
 
+def check_vpc(context: Context) -> Iterator[Finding]:
+    """Check that the given VPC resolves names: https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html."""
+    vpc_id = context.target.vpc_id
+    if not vpc_id:
+        return
+    answer = context.ec2.describe_vpc_attribute(VpcId=vpc_id, Attribute="enableDnsSupport")
+    resolves = answer["EnableDnsSupport"]["Value"]
+    yield Finding(
+        f"{vpc_id} {'resolves' if resolves else 'does not resolve'} names",
+        level="ok" if resolves else "error",
+        value=vpc_id,
+        why="a node that finds no service by its name is replaced, at full price",
+        next_step=f"aws ec2 modify-vpc-attribute --region {context.region} --vpc-id {vpc_id} --enable-dns-support",
+    )
+
+
 def check_addresses(context: Context) -> Iterator[Finding]:
     """Check that the given subnets have an address for each node."""
     subnet_ids, nodes = context.target.subnet_ids, context.plan.node_count

@@ -22,6 +22,7 @@ CHECKS = (
     Check("container image", image.check_container_image),
     Check("KMS key", account.check_key),
     Check("data bucket", place.check_data_bucket),
+    Check("VPC", network.check_vpc),
     Check("addresses", network.check_addresses),
     Check("way to AWS", network.check_reach),
     Check("prices", money.check_prices),

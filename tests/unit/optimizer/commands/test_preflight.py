@@ -281,6 +281,7 @@ def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:
         "GetServiceQuota": Refusal("NoSuchResourceException"),
         "GetAWSDefaultServiceQuota": quota_answer(),
         "DescribeRouteTables": {"RouteTables": []},
+        "DescribeVpcAttribute": {"EnableDnsSupport": {"Value": True}},
         "DescribeVpcEndpoints": {"VpcEndpoints": []},
         "HeadBucket": Refusal("403", 403),
     }

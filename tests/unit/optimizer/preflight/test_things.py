@@ -34,7 +34,7 @@ from tests.unit.optimizer.preflight.account import (
 __all__ = ["aws"]
 
 check_key = CHECK["KMS key"]
-check_addresses, check_reach = CHECK["addresses"], CHECK["way to AWS"]
+check_addresses, check_reach, check_vpc = CHECK["addresses"], CHECK["way to AWS"], CHECK["VPC"]
 
 BUCKET = f"gpufleet-dev-{ACCOUNT}-us-east-1"
 
@@ -239,6 +239,14 @@ def test_half_known_ways_are_unknown(vpc: FakeAws) -> None:
     vpc.answers["DescribeRouteTables"] = DENIED_EC2
     row = only(check_reach(existing()))
     assert row.level == "unknown" and "ec2:DescribeRouteTables is missing" in row.text
+
+
+@pytest.mark.parametrize(("support", "level"), [(True, "ok"), (False, "error")])
+def test_a_vpc_must_resolve_names(vpc: FakeAws, support: bool, level: str) -> None:
+    vpc.answers["DescribeVpcAttribute"] = {"EnableDnsSupport": {"Value": support}}
+    row = only(check_vpc(existing()))
+    assert row.level == level and "--vpc-id vpc-1 --enable-dns-support" in row.next_step
+    assert not list(check_vpc(context()))
 
 
 @pytest.mark.parametrize(("free", "level"), [(2, "ok"), (1, "error")])
