@@ -36,8 +36,8 @@ class StackRow:
 
     def usd_until(self, now: datetime) -> float:
         """Return the most dollars that the stack owes: a silent controller's nodes end with their lease."""
-        end = timedelta(seconds=self.end_s)
-        paid = max(end, min(now - self.at, LEASE + LEASE_ACTS + end))
+        silent = max(timedelta(), min(now - self.at, LEASE + LEASE_ACTS))
+        paid = silent + timedelta(seconds=self.end_s)
         return self.usd + self.usd_per_hour * (paid / HOUR)
 
 

@@ -143,7 +143,12 @@ def test_stacks_under_a_shared_ceiling_count_on_each_dollar_once() -> None:
     assert first.phase == "over-budget"
     first.config = replace(first.config, shared=replace(shared, usd=100.0))
     first.run_until("running")
-    # A controller that is silent may have nodes until their lease ends.
+    # A late tick's nodes take their time to end, too; a silent controller may have nodes until their lease ends.
+    row = rows[first.known.meter]
+    late_usd = row.usd_until(row.at + timedelta(minutes=8)) - row.usd_until(row.at)
+    assert late_usd == pytest.approx(row.usd_per_hour * 8 / 60) and row.usd_until(row.at - MINUTE) == row.usd_until(
+        row.at
+    )
     at = first.now + timedelta(days=1)
     assert rows[first.known.meter].usd_until(at) > rows[first.known.meter].usd + 30 * (LEASE / timedelta(hours=1))
 
