@@ -36,7 +36,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     commands.add_parser(
         "run-python", help="run the training's Python with the rest of the arguments (in its container)"
     )
-    failure = commands.add_parser("report-failure", help="send the set-up's log, and tell the controller what failed")
+    failure = commands.add_parser("report-failure", help="tell the controller what failed, and send the set-up's log")
     failure.add_argument("step")
     failure.add_argument("exit_status", type=int)
     # argparse would take the first option of the other program for its own.
@@ -57,11 +57,12 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         elif options.command == "ask-to-be-replaced":
             return 0 if group.ask_to_be_replaced() else 1
         elif options.command == "report-failure":
-            title = f"node set-up failed in {options.step}"
-            is_sent = group.send_log("node-init", title, settings.log_file.with_name("node-init.log"))
             # What the stack was given is at fault, and every node would fail alike.
             state = "gave-up" if options.exit_status == EXIT_AT_FAULT else "unfit"
-            return 0 if group.report(state, options.exit_status, options.step) and is_sent else 1
+            # First, as the time is limited (node_init.sh), and the controller would go on paying for nodes.
+            is_told = group.report(state, options.exit_status, options.step)
+            title, file = f"node set-up failed in {options.step}", settings.log_file.with_name("node-init.log")
+            return 0 if group.send_log("node-init", title, file) and is_told else 1
         elif options.command == "check-lease":
             _check_lease(settings, group)
         elif runs_python:
