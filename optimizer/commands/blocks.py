@@ -237,7 +237,7 @@ def _buy(offering: Offering, path: str, plan_number: int) -> str:
 def _offered(search: Search) -> list[Offering]:
     with (
         patience("asking AWS"),
-        errors.explained("AWS cannot be asked", next_step="allow ec2:DescribeCapacityBlockOfferings"),
+        errors.explained("AWS cannot be asked", next_step="credentials that allow ec2:DescribeCapacityBlockOfferings"),
     ):
         return blocks.find(clients.ec2(search.region), search)
 
@@ -258,7 +258,7 @@ def _find_buyable(search: Search, offering_id: str, plan: FleetPlan) -> Offering
             why="AWS ends the instances 30 minutes before a block's end, and the last checkpoint is saved before",
             next_step="gpufleet blocks find PLAN",
         )
-    with errors.explained("AWS cannot be asked", next_step="allow ec2:DescribeCapacityReservations"):
+    with errors.explained("AWS cannot be asked", next_step="credentials that allow ec2:DescribeCapacityReservations"):
         there = blocks.bought(clients.ec2(search.region), offering)
     if there:
         raise GpufleetError(

@@ -64,7 +64,7 @@ def command(rank: str, stack: str | None, directory: Path, yes: bool, timeout: f
         lifecycle, _, lines = _check(names, key)
     sent_at = datetime.now(UTC)
     if lifecycle != "spot" or not _interrupt_spot(names, key):
-        needs = "allow autoscaling:TerminateInstanceInAutoScalingGroup"
+        needs = "credentials that allow autoscaling:TerminateInstanceInAutoScalingGroup"
         with errors.explained(f"{key} cannot be ended", next_step=needs):
             # Not off the group's size, which at 0 is a person's pause.
             clients.autoscaling(names.region).terminate_instance_in_auto_scaling_group(
