@@ -19,7 +19,7 @@ from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import Constraints, flag_of
 from optimizer.search.candidates import Candidate, CandidateTable, find_tables
 from optimizer.search.plan_builder import build_plans
-from optimizer.search.problem import Problem
+from optimizer.search.problem import AXES, Problem
 from optimizer.search.ranking import rank_first
 
 # ``max_nodes`` is raised to at most this many times the request's: the search takes longer with more nodes.
@@ -185,3 +185,11 @@ def _build(
     moved = problem.revise(**changes)
     (plan,) = build_plans(moved, [rank_first(tables, moved.request) or candidate])
     return NearestPlan(changes=changes, distance=distance, plan=plan.seal())
+
+
+def finds_wider(problem: Problem) -> bool:
+    """Tell if code with every kind of parallelism keeps the limits where only the reference trainer's was searched."""
+    if not problem.reach.only_trainers:
+        return False
+    wider = problem.revise(parallelism=AXES)
+    return rank_first(find_tables(wider), wider.request) is not None

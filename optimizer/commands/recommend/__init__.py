@@ -40,6 +40,7 @@ from optimizer.commands.request_options import (
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError, shown
 from optimizer.contract.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict
 from optimizer.recommend import Recommendation, recommend
+from optimizer.search.nearest import finds_wider
 from optimizer.search.problem import AXES
 
 AMOUNTS = ("tokens", "samples", "steps")
@@ -279,7 +280,9 @@ def _explain_nothing(answer: Recommendation) -> None:
     wanted += [f"deadline {format_number(limits.deadline_hours)} h"] if limits.deadline_hours is not None else []
     bound = " and ".join(sorted({entry.binding_constraint for entry in answer.rejected}))
     again = [f"{repeat_command(answer.nearest[0].flags)} has a plan"] if answer.nearest else []
-    if answer.problem.reach.only_trainers:
+    if "global_batch" in bound:
+        again.append("a --global-batch that the GPUs of a node divide")
+    if finds_wider(answer.problem):
         again.append(f"--parallelism {','.join(AXES)}, with training code of your own")
     raise NothingFeasibleError(
         f"no fleet trains {model} within the limits",

@@ -366,6 +366,10 @@ def test_exit_3_names_code_of_the_users_own_where_the_trainer_has_no_plan() -> N
     done = gpufleet("recommend", *flags, "--max-nodes", "12")
     assert done.returncode == 3
     assert "--parallelism data,tensor,pipeline,context,expert, with training code of your own" in done.stderr
+    image = ("--model", "resnet50", "--samples", "1M", "--global-batch", "7", "--instance-type", "p5.48xlarge")
+    refused = gpufleet("recommend", *image)
+    assert "a --global-batch that the GPUs of a node divide" in refused.stderr
+    assert "--parallelism" not in refused.stderr  # an image model is split over data ranks alone
 
 
 def test_the_front_has_no_dearer_plan_for_milliseconds() -> None:
