@@ -137,7 +137,7 @@ def parse_plan_argument(plan: str, parse: Callable[[str, str], T]) -> T:
         return parse(read_plan_text(Path(plan)), plan)
     except PlanError as error:
         raise InvalidInputError(
-            str(error), next_step="write a plan with: gpufleet recommend REQUEST.yaml --save plans.json"
+            str(error), next_step="gpufleet recommend REQUEST.yaml --save plans.json writes plans; --plan N picks one"
         ) from error
 
 

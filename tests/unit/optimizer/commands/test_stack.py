@@ -197,7 +197,7 @@ def test_a_missing_plan_project_or_number_is_named(project: Path, tmp_path: Path
     plan, directory = str(write(project, SPOT_P4D)), ["--directory", str(project)]
     assert "absent.json cannot be read" in raises(project, str(project / "absent.json"), "--stack", "dev", *directory)
     too_high = raises(project, plan, "--stack", "dev", "--plan", "2", *directory)
-    assert "there is no plan 2" in too_high and "next: give --plan a lower number" in too_high
+    assert "there is no plan 2" in too_high and "--plan N picks one" in too_high
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "Pulumi.yaml is missing" in raises(project, plan, "--stack", "dev", "--directory", str(empty))
