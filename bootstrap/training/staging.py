@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 # lighter requests.
 PIECE_BYTES = 256 * 2**20
 SMALL_BYTES = 8 * 2**20
-# Beside the files, once all are copied: their sizes and ETags, and the torchrun start that copied them.
+# Beside the files, once all are copied: the torchrun start that copied them, and their sizes and ETags.
 COMPLETE = ".staged"
 # In place of a start: this node's set-up copied all, so that no start of the workers asks S3 again.
 BY_NODE = "node"
@@ -70,12 +70,12 @@ def stage(uri: str, *, suffixes: tuple[str, ...] = ()) -> Path:
             )
         return path
     bucket, prefix, folder = _place(uri)
-    if os.environ.get(DATA_VARIABLE) == str(_root_of(folder, prefix)) and _last_copy(folder)[0] == BY_NODE:
+    if os.environ.get(DATA_VARIABLE) == str(_root_of(folder, prefix)) and _copied_by(folder) == BY_NODE:
         pass
     elif os.environ.get("LOCAL_RANK", "0") == "0":
         _copy(uri, bucket, prefix, folder, suffixes, _session())
     else:
-        while _last_copy(folder)[0] != _session():
+        while _copied_by(folder) != _session():
             time.sleep(0.5)
     return _root_of(folder, prefix)
 
@@ -83,7 +83,7 @@ def stage(uri: str, *, suffixes: tuple[str, ...] = ()) -> Path:
 def stage_for_node(uri: str) -> Path:
     """Copy ``s3://BUCKET/PREFIX`` in the node's set-up, before any worker; errors as ``stage``."""
     bucket, prefix, folder = _place(uri)
-    if _last_copy(folder)[0] != BY_NODE:
+    if _copied_by(folder) != BY_NODE:
         _copy(uri, bucket, prefix, folder, (), BY_NODE)
     return _root_of(folder, prefix)
 
@@ -144,7 +144,7 @@ def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str,
     client = make_client(attempts=8, connections=THREADS)
     base, objects = _list(uri, client, bucket, prefix, suffixes)
     try:
-        _, done = _last_copy(folder)
+        done = _last_copy(folder)
         if not done:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str,
         ) from error
     os.sync()  # what says that all is there is written after it
     new = folder / f"{COMPLETE}.new"
-    new.write_text(json.dumps([session, objects]), encoding="utf-8")
+    new.write_text(f"{session}\n{json.dumps(objects)}", encoding="utf-8")
     new.replace(folder / COMPLETE)
 
 
@@ -231,12 +231,19 @@ def _list(uri: str, client: S3Client, bucket: str, prefix: str, suffixes: tuple[
     return prefix, objects
 
 
-def _last_copy(folder: Path) -> tuple[str, Objects]:
-    """Session and objects of the last copy that came to its end; of an interrupted one nothing counts."""
-    with suppress(FileNotFoundError, ValueError, TypeError):  # an earlier version wrote a text
-        session, objects = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
-        return session, {name: (size, etag) for name, (size, etag) in objects.items()}
-    return "", {}
+def _copied_by(folder: Path) -> str:
+    """Session of the last copy that came to its end. The list of a million files would take each rank seconds."""
+    with suppress(FileNotFoundError), (folder / COMPLETE).open(encoding="utf-8") as file:
+        return file.readline().rstrip("\n")
+    return ""
+
+
+def _last_copy(folder: Path) -> Objects:
+    """Objects of the last copy that came to its end; of an interrupted one nothing counts."""
+    with suppress(FileNotFoundError, ValueError):
+        objects = json.loads((folder / COMPLETE).read_text(encoding="utf-8").partition("\n")[2])
+        return {name: (size, etag) for name, (size, etag) in objects.items()}
+    return {}
 
 
 def _size(path: Path) -> int | None:

@@ -77,7 +77,7 @@ def test_only_what_changed_is_copied_again(
 
 def test_other_local_ranks_wait_for_this_start_s_copy(put: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = stage(URI)
-    (folder / staging.COMPLETE).write_text('["an earlier start", {}]')
+    (folder / staging.COMPLETE).write_text("an earlier start\n{}")
     waits: list[float] = []
 
     def sleep(seconds: float) -> None:
