@@ -97,10 +97,9 @@ def chosen_calibration(path: Path | None) -> Calibration:
         return load()
     try:
         return read_calibration(path)
-    except (DataMissingError, ValueError) as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
+    except DataMissingError as error:
         raise InvalidInputError(
-            f"--calibration {path} cannot be used: {reason}",
+            f"--calibration {error.got}",
             limit="a file that gpufleet calibrate wrote with this version",
             why="without a calibration every speed would be a guess",
             next_step="gpufleet calibrate RUNS.csv --out FILE writes one; without --calibration the shipped one serves",

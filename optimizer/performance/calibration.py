@@ -135,7 +135,7 @@ def read_calibration(path: Path) -> Calibration:
     """Read a calibration file; DataMissingError if it is missing or none."""
     try:
         return Calibration.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         reason = describe_invalid(error)[0] if isinstance(error, ValidationError) else error
         raise DataMissingError(
             f"{path} cannot be used: {reason}",
