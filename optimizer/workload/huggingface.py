@@ -163,6 +163,13 @@ def _read(c: Config, family: Family, required: tuple[str, ...]) -> Values:
                 limit=f"one for each of the {values['layers']} layers",
                 next_step=f"shorten it with {names['layers']}, or leave it out for the class's own",
             )
+    pad = c.get("pad_token_id")
+    if isinstance(pad, int) and 0 < values.get("vocab_size", 0) <= pad:
+        raise InvalidInputError(
+            f"{c.origin}: pad_token_id is {pad}",
+            limit=f"a row of the embedding: below vocab_size, {values['vocab_size']}",
+            next_step="set it to a token of the vocabulary, or to null",
+        )
     values |= {"architecture": family.architecture, "soft_cap": False, "logits_soft_cap": False}
     for ours, theirs in (("soft_cap", "attn_logit_softcapping"), ("logits_soft_cap", "final_logit_softcapping")):
         values[ours] = theirs in c.defaults and bool(c.get(theirs))

@@ -151,6 +151,8 @@ def test_a_kind_without_a_row_is_sized_and_no_advice_leads_to_another_model() ->
 def test_what_transformers_does_not_build_is_refused_before_a_node_is_paid() -> None:
     with pytest.raises(InvalidInputError, match="does not build this llama: StrictDataclass"):
         resolve_model(LLAMA | {"hidden_act": 7})
+    with pytest.raises(InvalidInputError, match="pad_token_id is 32000"):  # without transformers too
+        model_from_config(LLAMA | {"pad_token_id": 32000}, name="llama", origin="here")
 
 
 def test_a_count_that_contradicts_the_fields_is_refused() -> None:
