@@ -837,7 +837,8 @@ def plan_from_dict(data: Any, *, origin: str = "the plan", is_deployed: bool = F
         raise PlanError(f"{origin} is not a valid FleetPlan:\n  " + "\n  ".join(describe_invalid(error))) from error
     if not is_deployed and plan.digest not in ("", plan.seal().digest):
         raise PlanError(
-            f"{origin}: a field was changed since recommend wrote the plan: change the request, and recommend again"
+            f"{origin}: a field was changed since recommend wrote the plan, or another version wrote it: change the "
+            "request, and recommend again"
         )
     return plan
 
