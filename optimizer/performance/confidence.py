@@ -68,7 +68,7 @@ def speed_source(
     pipelines = nodes > 1 and "pipeline" in splits
     kind, gpu, residuals = kind_of(model, recipe, calibration, pipelines=pipelines), hardware.gpu, calibration.residuals
     kind = f"{gpu.die} {kind}" if f"{gpu.die} {kind}" in residuals else kind
-    own, new_gpu = residuals[kind], residuals[POOLED].relative_error
+    own, new_gpu = residuals.get(kind, residuals[POOLED]), residuals[POOLED].relative_error
     further: dict[str, float] = {}
     if not is_measured(calibration, gpu, recipe.precision):
         further[f"no measured run on {gpu.name}"] = new_gpu

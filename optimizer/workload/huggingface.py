@@ -75,6 +75,13 @@ def _model(data: Any, name: str, origin: str) -> ModelSpec:
     family = FAMILIES.get(kind)
     if family is None:
         raise _unknown(data, kind, origin)
+    if data.get("add_cross_attention"):
+        raise InvalidInputError(
+            f"{origin}: add_cross_attention is {data['add_cross_attention']}",
+            limit="a model of its own: false, or left out",
+            why="it is the decoder beside an encoder that the configuration does not describe",
+            next_step=_PROFILE,
+        )
     whole, tower, text, ties = _config(kind, data, origin), 0, data, family.ties
     if family.text:
         # Qwen's published configurations have the text's fields beside vision_config.

@@ -111,6 +111,7 @@ def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path)
         ('{"model_type": "qwen2_vl", "vision_config": {"mlp_ratio": NaN}}', "a field has a value of another kind"),
         (json.dumps(MIXTURE | {"num_experts": 8, "num_local_experts": 4}), "num_local_experts is 4"),
         ('{"model_type": "gpt2", "n_embd": -768}', "n_embd is -768"),
+        ('{"model_type": "gpt2", "n_embd": 768, "add_cross_attention": true}', "add_cross_attention is True"),
     ],
 )
 def test_a_file_that_is_no_models_config_says_what_is_missing(text: str, says: str, tmp_path: Path) -> None:
