@@ -57,7 +57,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         elif options.command == "ask-to-be-replaced":
             return 0 if group.ask_to_be_replaced() else 1
         elif options.command == "report-failure":
-            # What the stack was given is at fault, and every node would fail alike.
+            # The stack's settings are at fault, and every node would fail alike.
             state = "gave-up" if options.exit_status == EXIT_AT_FAULT else "unfit"
             # First, as the time is limited (node_init.sh), and the controller would go on paying for nodes.
             is_told = group.report(state, options.exit_status, options.step)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-# Of torchrun: "1" gives each round of workers a store of its own.
+# torchrun's variable: "1" gives each round of workers a store of its own.
 OWN_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 # An exchange costs 0.4 to 0.6 ms of host time, so one in this time costs 0.06%; and a notice waits at most ten steps,
 # should they become slow.

@@ -13,7 +13,7 @@ from bootstrap.trainer.data.dataset import Batch, hash64
 from bootstrap.trainer.loss import IGNORED
 
 Ints = npt.NDArray[np.int64]
-# Of tokens, the samples' indices and the step.
+# A function of tokens, the samples' indices and the step.
 Objective = Callable[[torch.Tensor, torch.Tensor, int], Batch]
 
 # First sentinel of the published tokenizers, by vocab_size, which rounds up their length: T5's 32,100, mT5's 250,100.
