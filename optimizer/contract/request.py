@@ -271,10 +271,6 @@ class Constraints(_Model):
             return self.existing_reservations
         return tuple(owned for owned in self.existing_reservations if owned.option in self.purchase_options)
 
-    def allows_type(self, name: str) -> bool:
-        """True for an instance type that matches ``instance_types``, and for every type where that is empty."""
-        return not self.instance_types or any(matches_type(name, pattern) for pattern in self.instance_types)
-
 
 class FleetRequest(_Model):
     """A model, an amount of training, limits, and what to optimise."""
