@@ -6,7 +6,7 @@ import hashlib
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -37,14 +37,14 @@ def check(ranks: Ranks, hosts: Sequence[str]) -> list[CheckResult]:
     replica = DistributedDataParallel(model, device_ids, bucket_cap_mb=BUCKET_MB)
     together = gradients_of(replica, inputs[ranks.rank * BATCH : (ranks.rank + 1) * BATCH])
     digest = hashlib.sha256(torch.cat([each.flatten() for each in together]).cpu().numpy().tobytes()).hexdigest()
-    error = max(map(relative_error, together, alone))
+    error = largest(map(relative_error, together, alone))
     norm = math.hypot(*(each.double().norm().item() for each in alone))
     digests, errors, norms = zip(*ranks.gather("gradients", (digest, error, norm)), strict=True)
     return [
         _equal_on_all_ranks(digests, hosts),
         CheckResult(
             name="gradients_equal_one_process",
-            value=max(errors, key=lambda error: math.inf if math.isnan(error) else error),
+            value=largest(errors),
             unit="relative error",
             limit=LIMIT,
             must_be="at_most",
@@ -58,6 +58,11 @@ def gradients_of(model: nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
     model.zero_grad(set_to_none=True)
     model(inputs).square().mean().backward()
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def largest(errors: Iterable[float]) -> float:
+    """Largest error; NaN where any is, which ``max`` keeps only if it comes first."""
+    return torch.tensor(list(errors), dtype=torch.float64).max().item()
 
 
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:

@@ -11,7 +11,7 @@ import torch
 
 from bootstrap.smoke import __main__ as cli
 from bootstrap.smoke import report
-from bootstrap.smoke.gradients import LIMIT, _equal_on_all_ranks, miscomputing, relative_error
+from bootstrap.smoke.gradients import LIMIT, _equal_on_all_ranks, largest, miscomputing, relative_error
 from bootstrap.smoke.report import CheckResult
 
 
@@ -57,6 +57,7 @@ def test_a_rank_that_computes_wrongly_alone_is_found() -> None:
     assert miscomputing([3.0, 3.1, 3.0]) == [1] and miscomputing([3.0, 3.0, math.nan]) == [2]
     assert relative_error(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0])) == 0.25
     assert math.isnan(relative_error(torch.tensor([math.nan]), torch.tensor([2.0])))
+    assert largest([0.1, 0.2]) == 0.2 and math.isnan(largest([0.1, math.nan, 0.2]))
 
 
 def test_what_json_cannot_hold_becomes_text(tmp_path: Path) -> None:
