@@ -51,6 +51,11 @@ def to_json(value: Any) -> Any:
     return value
 
 
+def to_text(value: Any) -> str:
+    """Format a dataclass as the text of an object in S3 or of a file."""
+    return json.dumps(to_json(value), indent=1) + "\n"
+
+
 def from_json(kind: type[T], data: Any, place: str, *, lenient: bool = False) -> T:
     """Convert parsed JSON to a dataclass; a FormatError names its ``place``.
 

@@ -7,13 +7,12 @@ flat keys are columns of optimizer/performance/data/measured_runs.csv, so that a
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from bootstrap.contract.codec import FormatError, as_key, from_json, parse_json, to_json
+from bootstrap.contract.codec import FormatError, as_key, from_json, parse_json
 from bootstrap.contract.node_plan import Predicted
 
 # Prefix in the checkpoints' store.
@@ -100,10 +99,6 @@ class MeasuredRow:
         for name, value in positive.items():
             if not (math.isfinite(value) and value > 0):
                 raise FormatError(f"{name} is {value}, and must be above 0: no step was measured")
-
-    def to_text(self) -> str:
-        """Format the object."""
-        return json.dumps(to_json(self), indent=1) + "\n"
 
     def columns(self) -> dict[str, Any]:
         """Return the cells of measured_runs.csv; None is an empty cell."""

@@ -7,12 +7,11 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-from bootstrap.contract.codec import from_json, parse_json, to_json
+from bootstrap.contract.codec import from_json, parse_json
 from bootstrap.contract.timings import HOUR, LEASE, LEASE_ACTS
 
 
@@ -47,10 +46,6 @@ class SharedSpend:
 
     schema_version: Literal[1] = 1
     rows: dict[str, StackRow] = field(default_factory=dict)
-
-    def to_text(self) -> str:
-        """Format the object."""
-        return json.dumps(to_json(self), indent=1) + "\n"
 
 
 def read_shared_spend(text: str, place: str) -> SharedSpend:

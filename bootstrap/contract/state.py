@@ -18,13 +18,12 @@ The controller alone writes it. Money is in USD, times are UTC.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, get_args
 
 from bootstrap.contract.capacity import PoolEvents
-from bootstrap.contract.codec import FormatError, UnknownError, as_key, from_json, parse_json, to_json
+from bootstrap.contract.codec import FormatError, UnknownError, as_key, from_json, parse_json
 from bootstrap.contract.pools import PoolRecord
 from bootstrap.contract.report import ReportState
 from bootstrap.contract.request import PersonRequest, StackSpend
@@ -149,10 +148,6 @@ class ControllerState:
     launch: LaunchRequest | None = None  # unanswered
     answers: dict[str, PlaceAnswer] = field(default_factory=dict)  # by place
     elsewhere: dict[str, StackSpend] = field(default_factory=dict)  # by stack that the run moved away from
-
-    def to_text(self) -> str:
-        """Format the object."""
-        return json.dumps(to_json(self), indent=1) + "\n"
 
     def with_phase(self, phase: Phase, reason: str, now: datetime, **changes: Any) -> ControllerState:
         """Return this state in another phase, from ``now`` on."""

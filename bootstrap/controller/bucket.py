@@ -10,7 +10,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from bootstrap.contract import report, request, state
-from bootstrap.contract.codec import FormatError
+from bootstrap.contract.codec import FormatError, to_text
 from bootstrap.contract.report import NodeReport, read_report
 from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings
@@ -46,16 +46,12 @@ def load_state(clients: Clients, settings: ControllerSettings) -> tuple[Controll
         f"bring an earlier version back (aws s3api list-object-versions --bucket {settings.bucket} --prefix {key}); "
         "until then no node is started, and running ones are ended"
     )
-    try:
-        answer = clients.s3.get_object(Bucket=settings.bucket, Key=key)
-    except ClientError as error:
-        if not _is_missing(error):
-            raise
-        if _is_deleted(error):
-            raise StateError(f"{place} was deleted, and with it what was spent: {help_}") from error
+    deleted = StateError(f"{place} was deleted, and with it what was spent: {help_}")
+    text, etag = _get(clients, settings.bucket, key, deleted)
+    if text is None:
         return None, None
     try:
-        return state.read_state(answer["Body"].read().decode(errors="replace"), place), answer["ETag"]
+        return state.read_state(text, place), etag
     except NewerStateError as error:
         raise NewerStateError(
             f"{error}: a newer controller wrote it; `pulumi up` with that version of gpufleet goes on. Until then "
@@ -70,7 +66,22 @@ def save_state(clients: Clients, settings: ControllerSettings, new: ControllerSt
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
     """
-    return _put(clients, settings.bucket, _key(settings, state.FILE), new.to_text(), etag)
+    return _put(clients, settings.bucket, _key(settings, state.FILE), to_text(new), etag)
+
+
+def _get(
+    clients: Clients, bucket: str, key: str, deleted: Exception | None = None
+) -> tuple[str, str] | tuple[None, None]:
+    """Read an object's text and ETag, both None where there is none; ``deleted`` is raised where there was one."""
+    try:
+        answer = clients.s3.get_object(Bucket=bucket, Key=key)
+    except ClientError as error:
+        if error_code(error) not in ("NoSuchKey", "404"):
+            raise
+        if deleted and error.response["ResponseMetadata"]["HTTPHeaders"].get("x-amz-delete-marker") == "true":
+            raise deleted from error
+        return None, None
+    return answer["Body"].read().decode(errors="replace"), answer["ETag"]
 
 
 def _put(clients: Clients, bucket: str, key: str, text: str, etag: str | None) -> str:
@@ -92,16 +103,10 @@ def load_rows(clients: Clients, settings: ControllerSettings, seen: Observation)
     if settings.shared is None:
         return seen
     bucket, key = settings.shared.bucket, settings.shared.key
-    try:
-        answer = clients.s3.get_object(Bucket=bucket, Key=key)
-    except ClientError as error:
-        if not _is_missing(error):
-            raise
-        if _is_deleted(error):
-            raise FormatError(f"s3://{bucket}/{key} was deleted: bring an earlier version back") from error
-        return replace(seen, rows={}, rows_etag=None)
-    text = answer["Body"].read().decode(errors="replace")
-    return replace(seen, rows=read_shared_spend(text, f"s3://{bucket}/{key}").rows, rows_etag=answer["ETag"])
+    place = f"s3://{bucket}/{key}"
+    text, etag = _get(clients, bucket, key, FormatError(f"{place} was deleted: bring an earlier version back"))
+    rows = {} if text is None else read_shared_spend(text, place).rows
+    return replace(seen, rows=rows, rows_etag=etag)
 
 
 def save_row(
@@ -111,20 +116,15 @@ def save_row(
     if settings.shared is None:
         return seen
     rows = {**seen.rows, meter: row}
-    etag = _put(clients, settings.shared.bucket, settings.shared.key, SharedSpend(rows=rows).to_text(), seen.rows_etag)
+    etag = _put(clients, settings.shared.bucket, settings.shared.key, to_text(SharedSpend(rows=rows)), seen.rows_etag)
     return replace(seen, rows=rows, rows_etag=etag)
 
 
 def load_request(clients: Clients, settings: ControllerSettings) -> PersonRequest | None:
     """Read the last person's request, if any, or raise a FormatError."""
     key = _key(settings, request.FILE)
-    try:
-        answer = clients.s3.get_object(Bucket=settings.bucket, Key=key)
-    except ClientError as error:
-        if _is_missing(error):
-            return None
-        raise
-    return request.read_request(answer["Body"].read().decode(errors="replace"), f"s3://{settings.bucket}/{key}")
+    text, _ = _get(clients, settings.bucket, key)
+    return None if text is None else request.read_request(text, f"s3://{settings.bucket}/{key}")
 
 
 def load_reports(
@@ -157,11 +157,3 @@ def _read_small(clients: Clients, settings: ControllerSettings, key: str) -> str
 
 def _key(settings: ControllerSettings, name: str) -> str:
     return f"{settings.control_prefix}/{name}"
-
-
-def _is_missing(error: ClientError) -> bool:
-    return error_code(error) in ("NoSuchKey", "404")
-
-
-def _is_deleted(error: ClientError) -> bool:
-    return error.response["ResponseMetadata"]["HTTPHeaders"].get("x-amz-delete-marker") == "true"

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from bootstrap.contract.codec import to_text
 from bootstrap.contract.measured import Measured, MeasuredRow, object_name
 from bootstrap.trainer.clock import StepClock
 from bootstrap.trainer.config import TrainerConfig
@@ -79,7 +80,7 @@ def _measure(config: TrainerConfig, clock: StepClock, waited_s: float) -> Measur
 def _write(store: Store, row: MeasuredRow) -> None:
     name, measured = object_name(row.run_id, uuid.uuid4().hex[:12]), row.measured
     try:
-        store.write(name, [row.to_text().encode()])
+        store.write(name, [to_text(row).encode()])
     except Exception as error:  # noqa: BLE001 - a row is not worth a training
         logger.error("the measured run is not recorded: %s", error)
     else:

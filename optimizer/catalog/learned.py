@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from bootstrap.contract.capacity import PoolEvents, PoolName
-from bootstrap.contract.codec import FormatError, from_json, parse_json, to_json
+from bootstrap.contract.codec import FormatError, from_json, parse_json
 from optimizer.catalog.model import Catalog, Source
 from optimizer.contract.errors import DataMissingError
 from optimizer.contract.hardware import LearnedPool
@@ -35,10 +34,6 @@ class Learned:
 
     schema_version: Literal[1] = 1
     stacks: dict[str, LearnedStack] = field(default_factory=dict)
-
-    def to_text(self) -> str:
-        """Format the file."""
-        return json.dumps(to_json(self), indent=1) + "\n"
 
     def pools(self) -> list[LearnedPool]:
         """Pools of all stacks; ValueError for a key that names none."""

@@ -20,6 +20,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from bootstrap.contract.capacity import PoolEvents
+from bootstrap.contract.codec import to_text
 from optimizer.catalog import learned
 from optimizer.catalog.gpus import DATA, gpu_table
 from optimizer.catalog.learned import Learned, LearnedStack
@@ -125,7 +126,7 @@ def keep_events(place: str, stack: str, pools: Mapping[str, PoolEvents], *, now:
     changed = Learned(stacks=learned.read_learned(learned_file()).stacks | {place: new})
     changed.pools()
     learned_file().parent.mkdir(parents=True, exist_ok=True)
-    _replace(learned_file(), changed.to_text().encode())
+    _replace(learned_file(), to_text(changed).encode())
 
 
 def _build_usable(snapshot: Snapshot) -> Catalog:

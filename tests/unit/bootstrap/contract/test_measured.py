@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.contract.codec import FormatError, to_json
+from bootstrap.contract.codec import FormatError, to_json, to_text
 from bootstrap.contract.measured import MeasuredRow, object_name, parse
 from tests.unit.bootstrap.contract.rows import measured_row
 
@@ -18,7 +18,7 @@ def document(**changes: Any) -> str:
 
 def test_a_row_survives_its_object_and_a_newer_writer() -> None:
     row = measured_row()
-    assert parse(row.to_text(), "here") == row
+    assert parse(to_text(row), "here") == row
     assert parse(document(a_later_field=1), "here") == row
     assert object_name("0123456789ab", "w1") == "measured/0123456789ab-w1.json"
 

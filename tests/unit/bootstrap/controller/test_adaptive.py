@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from bootstrap.contract.codec import to_text
 from bootstrap.contract.settings import ControllerSettings, Lifecycle
 from bootstrap.contract.state import read_state
 from tests.unit.bootstrap.controller.world import MINUTE, PLACES, START, World, adaptive, trained
@@ -210,7 +211,7 @@ def test_steps_are_the_progress_once_a_node_reports_them_and_a_new_run_forgets_t
     world.say(key, "training", done_steps=99, run_id="fedcba987654")
     world.run(1)
     assert world.known.done_steps == 9
-    assert read_state(world.known.to_text(), "the state") == world.known
+    assert read_state(to_text(world.known), "the state") == world.known
     world.config = replace(world.config, run_id="fedcba987654")
     world.tick()
     assert world.known.progress == 0.0

@@ -18,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from bootstrap.contract.codec import to_text
 from bootstrap.contract.request import read_request
 from bootstrap.contract.settings import ControllerSettings, Lifecycle, OpeningHours
 from bootstrap.contract.shared_ceiling import SharedCeiling, StackRow
@@ -348,5 +349,5 @@ def test_dollars_never_decrease_and_the_state_survives_its_file(
             spent = state.spent_usd
             world.advance(MINUTE)
         if world.state:
-            assert read_state(world.state.to_text(), "the state") == world.state
+            assert read_state(to_text(world.state), "the state") == world.state
         happen(world, event)

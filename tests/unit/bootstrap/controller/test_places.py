@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from bootstrap.contract.codec import to_text
 from bootstrap.contract.settings import Lifecycle, Place
 from bootstrap.contract.state import read_state
 from bootstrap.contract.timings import ASK_AGAIN
@@ -43,7 +44,7 @@ def test_a_refused_gang_goes_to_the_best_other_place_in_the_same_tick_and_pays_n
     answers = {name: (answer.answer, answer.usd_per_hour) for name, answer in world.known.answers.items()}
     assert answers["spot p4d az1"] == ("InsufficientInstanceCapacity: no spot capacity", 10.0)
     assert answers["spot p4d az2"] == ("3 nodes came", 12.0)
-    assert read_state(world.known.to_text(), "the state") == world.known
+    assert read_state(to_text(world.known), "the state") == world.known
 
 
 # EC2 words it so: https://github.com/aws/eks-anywhere-build-tooling/pull/772

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from bootstrap.contract.codec import to_text
 from bootstrap.contract.request import PersonRequest, StackSpend, read_request
 from bootstrap.contract.state import ControllerState, NodeCounts
 from optimizer.aws import control
@@ -28,7 +29,7 @@ def test_a_state_of_a_newer_controller_is_read_without_what_is_unknown(deployed:
         spent_usd=12.5,
         nodes=NodeCounts(wanted=0, terminating=2),
     )
-    newer = {**json.loads(written.to_text()), "owed_usd": 5.0, "phase": "moving"}
+    newer = {**json.loads(to_text(written)), "owed_usd": 5.0, "phase": "moving"}
     deployed.put("control/state.json", json.dumps(newer))
     assert control.read_state(deployed.s3, deployed.names.bucket, "control") == replace(
         written,

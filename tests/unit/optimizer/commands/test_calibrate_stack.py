@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap.contract.codec import to_text
 from bootstrap.contract.measured import object_name
 from optimizer.performance.calibration import read_calibration
 from tests.unit.bootstrap.contract.rows import measured_row
@@ -23,7 +24,7 @@ def test_the_newest_row_of_each_layout_calibrates_and_is_named(
     other = measured_row(at=old.at + timedelta(days=2), micro_batch=1, tokens_per_second_per_gpu=6900.0)
     unknown = measured_row(at=old.at + timedelta(days=3), optimizer="lion")
     for number, row in enumerate((again, old, other, unknown)):
-        deployed.put(f"checkpoints/{object_name(row.run_id, f'w{number}')}", row.to_text())
+        deployed.put(f"checkpoints/{object_name(row.run_id, f'w{number}')}", to_text(row))
     deployed.put("checkpoints/measured/0123456789ab-torn.json", "{")
     out = tmp_path / "mine.json"
     monkeypatch.chdir(deployed.directory)  # its only stack is the default

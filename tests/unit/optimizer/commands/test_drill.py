@@ -10,6 +10,7 @@ import boto3
 import pytest
 from botocore.stub import ANY, Stubber
 
+from bootstrap.contract.codec import to_text
 from bootstrap.contract.state import ControllerState, MeteredInstance, read_state
 from optimizer.aws import clients
 from optimizer.commands import drill
@@ -45,7 +46,7 @@ def put_state(deployed: DeployedStack, lifecycle: Any = "spot", interrupted: boo
     nodes = {node.instance_id: meter for node in deployed.group.nodes}
     values: dict[str, Any] = {"phase": "running", "complete_since": now - timedelta(hours=1), **times, **changes}
     state = ControllerState(run_id="0" * 12, job="0" * 12, reason="all serve", instances=nodes, **values)
-    deployed.put("control/state.json", state.to_text())
+    deployed.put("control/state.json", to_text(state))
     return min(nodes)
 
 

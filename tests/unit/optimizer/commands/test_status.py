@@ -15,6 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.stub import Stubber
 
+from bootstrap.contract.codec import to_text
 from bootstrap.contract.measured import object_name
 from bootstrap.contract.state import read_state
 from optimizer.aws import actuals, clients
@@ -155,8 +156,8 @@ def test_a_run_slower_than_its_p95_gets_a_notice_with_dollars_and_date(
     deployed.write_state(ceiling_usd=100.0)
     write_ledger(deployed, steps_per_s=0.05)  # 20 s a step, 7.2 planned
     row = measured_row(at=datetime.now(UTC).replace(microsecond=0), run_id="0123456789ab")
-    deployed.put(f"checkpoints/{object_name(row.run_id, 'w')}", row.to_text())
-    deployed.put("checkpoints/measured/ffffffffffff-w.json", measured_row(run_id="ffffffffffff").to_text())
+    deployed.put(f"checkpoints/{object_name(row.run_id, 'w')}", to_text(row))
+    deployed.put("checkpoints/measured/ffffffffffff-w.json", to_text(measured_row(run_id="ffffffffffff")))
     _, out, err = gpufleet("status", *deployed.arguments, "--format", "json")
     answer, rows = json.loads(out), measures(out)
     assert err == "" and answer["measured_run"]["run"] == "0123456789ab"
@@ -209,7 +210,7 @@ def test_without_a_ledgers_speed_the_first_steps_say_when_it_ends(deployed: Depl
     deployed.write_state(run_started_at=ago(hours=47))
     write_ledger(deployed, steps_per_s=0.0)
     slow = measured_row(measured=replace(measured_row().measured, step_time_s=14.4))
-    deployed.put(f"checkpoints/{object_name(slow.run_id, 'w')}", slow.to_text())
+    deployed.put(f"checkpoints/{object_name(slow.run_id, 'w')}", to_text(slow))
     deployed.put("checkpoints/measured/0123456789ab-torn.json", "{")
     _, out, err = gpufleet("status", *deployed.arguments, "--format", "json")
     answer = json.loads(out)
