@@ -27,9 +27,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def lone_world(workers: Iterable[int]) -> int:
-    """Ranks of the job below programs that a launcher started, where all of them run on this node; 0 otherwise."""
+    """Ranks of the job that programs and their children belong to, where all run on this node; 0 otherwise."""
     ranks: dict[int, set[int]] = {}
-    for pid in (process for worker in workers for process in descendants(worker)):
+    for pid in (process for worker in workers for process in (worker, *descendants(worker))):
         variables = dict(part.partition("=")[::2] for part in _read(Path(f"/proc/{pid}/environ")).split("\0"))
         for rank, world in WORLDS:
             if variables.get(rank, "").isdecimal() and variables.get(world, "").isdecimal():

@@ -30,7 +30,7 @@ RENDEZVOUS_CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_atte
 TEST_JOIN_S = 120.0
 # Ranks with a SpotTolerantRun end by themselves within a second of their torchrun, and say so; others hold their GPUs.
 ORPHANS_END_S = 2.0
-# Seconds between two looks at the ranks of a program with a launcher of its own, and looks that must agree.
+# Seconds between two looks at the ranks of several nodes, and looks that must agree.
 LOOK_S, LOOKS = 5.0, 6
 # Variables beside the plan's that the training command follows.
 FOLLOWED = (
@@ -75,12 +75,12 @@ class Torchrun:
 
     def __init__(self, node: SupervisedNode, rendezvous: Rendezvous | None, test: Sequence[str] = ()) -> None:
         self._node = node
-        self._look_from, self._looks = math.inf, 0
+        self._look_from = math.inf if test or not node.settings.is_gang else time.monotonic()
+        self._looks = 0
         command, ranks = test or split_command(node.settings.train_command) or [], node.settings.gpus_per_node
         if not test and start_of(command) != "torchrun":
             log("the command is a program of its own: torchrun starts it once on every node")
             command, ranks = ["-m", "bootstrap.launchers", *command], 1
-            self._look_from = time.monotonic() if node.settings.is_gang else math.inf
         options = arguments(node.settings, rendezvous, ranks, test=bool(test))
         node.notices.stop_listening()  # a killed process could not
         # The command itself is not logged: it may hold a token.
@@ -107,7 +107,7 @@ class Torchrun:
         return True
 
     def trains_alone(self) -> str:
-        """Fault of a program whose ranks, seen several times, are all on this node of several; empty for none.
+        """Fault of a command whose ranks, seen several times, are all on this node of several; empty for none.
 
         Whatever the command says, its ranks' variables tell how many there are.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Literal
 
@@ -26,10 +26,13 @@ MODULES = {
     "composer.cli.launcher": "composer",
     "horovod.runner.launch": "horovodrun",
 }
-# Options of torchrun's kind, by which a launcher of any name starts several ranks.
+# Options by which a launcher of any name starts several ranks; with the others, what the nodes give torchrun.
 RANK_OPTIONS = frozenset({"nproc-per-node", "nnodes"})
-# Launchers of clusters whose daemons no node has.
-CLUSTERS = frozenset({"srun", "sbatch", "salloc", "qsub", "bsub", "jsrun", "aprun", "flux"})
+GIVEN_OPTIONS = RANK_OPTIONS | frozenset(
+    {"node-rank", "standalone", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "master-addr", "master-port"}
+)
+# Launchers of clusters whose daemons no node has. A model is named Flux, too.
+CLUSTERS = frozenset({"srun", "sbatch", "salloc", "qsub", "bsub", "jsrun", "aprun", "flux run", "flux submit"})
 # First words, and words anywhere, that only a shell understands. The nodes start the command without one.
 SHELL_FIRST = frozenset(
     {"cd", "export", "source", ".", "set", "unset", "ulimit", "exec", "eval", "if", "for", "while", "(", "{", "pushd"}
@@ -37,16 +40,10 @@ SHELL_FIRST = frozenset(
 SHELL_WORDS = frozenset({"&&", "||", ">>", "2>", "2>&1", "&>"})
 # These may be an option's value: --separator '|'.
 SHELL_SIGN = re.compile(r"[;|&<>]$|\d?>>?[\w./~$]")
-SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
-# Programs, and words of a shell, that start the command behind their own options; some behind a word of their own.
-MANAGERS = frozenset({"conda", "mamba", "micromamba", "uv", "poetry", "pdm", "pipenv", "pixi", "hatch", "nsys"})
-STARTS = frozenset({"run", "exec", "profile"})
-WRAPPERS = MANAGERS | frozenset(
-    {"env", "exec", "command", "time", "nice", "ionice", "nohup", "setsid", "timeout", "stdbuf", "numactl", "taskset"}
-    | {"chrt", "sudo", "unbuffer", "then", "do", "tini", "dumb-init", "catatonit", "xvfb-run", "uvx"}
-)
-# Options, variables, times, priorities and masks before the command.
-SETTING = re.compile(r"-.*|\w+=.*|[\d.]+[smhd]?|0x[\da-f]+", re.DOTALL)
+# Programs that read a command from an option's value: bash -lc, env -S.
+READERS = frozenset({"sh", "bash", "dash", "zsh", "fish", "env"})
+READS_TEXT = re.compile(r"-\w*[cS]")
+SCRIPT = re.compile(r"\S+\.(py|pyc|pyz|sh)")
 
 
 def split_command(text: str) -> list[str] | None:
@@ -70,23 +67,25 @@ def start_of(words: Sequence[str]) -> Start:
 
 def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
     """Reasons why a command does not start, or why several nodes (``is_gang``) would not train together with it."""
-    head = list(words[: _script(words)])
-    started = started_by(words)
     shell = list(words[:1]) if words and (words[0] in SHELL_FIRST or re.match(r"\w+=", words[0])) else []
     shell += [word for word in words if word in SHELL_WORDS or re.fullmatch(r"[\w./-]+;", word)]
     shell += [word for last, word in itertools.pairwise(words) if SHELL_SIGN.match(word) and not last.startswith("-")]
     if shell:
         yield f"{shell[0]} is a shell's, and no shell reads the command: put it into a script, or say bash -c '...'"
         return
-    names = names_of(head) | started
+    head, started = words_before_script(words), started_by(words)
     if found := CLUSTERS & started:
         yield f"{min(found)} starts ranks by a cluster's daemons, which no node has: give the script alone"
         return
-    launchers = names & ONE_NODE | {MODULES[name] for name in names & MODULES.keys()}
-    by_ssh = BY_SSH & (names | launchers)
+    launchers, by_ssh = ONE_NODE & started, BY_SSH & started
     if start_of(words) == "torchrun":
-        for name in sorted(launchers | by_ssh if "-m" in head or "--no-python" in head else ()):
+        for name in sorted(launchers | by_ssh):
             yield f"{name} would start in each rank that the nodes' torchrun starts: give the script alone"
+        own = itertools.takewhile(lambda word: word not in ("-m", "--module", "--no-python", "--no_python"), head)
+        for option in sorted(_options(own)):
+            # torchrun takes options that are cut short.
+            if any(given.startswith(option) for given in GIVEN_OPTIONS):
+                yield f"--{option} is the nodes' to give, as nodes with another do not meet: give the script alone"
         return
     if not is_gang:
         return
@@ -94,8 +93,7 @@ def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
         yield f"{min(by_ssh)} reaches other nodes by SSH, which they do not answer: give the script alone"
     if by_ssh or any("MASTER_ADDR" in word for word in words):
         return
-    options = {word.lstrip("-").partition("=")[0].replace("_", "-") for word in head if word.startswith("--")}
-    for name in sorted(launchers) or sorted(RANK_OPTIONS & options)[:1]:
+    for name in sorted(launchers) or sorted(RANK_OPTIONS & _options(head))[:1]:
         yield (
             f"{name} has no option with ${{MASTER_ADDR}}, so each node would train by itself: give it its options for "
             "several nodes, or the script alone, which the nodes start under torchrun"
@@ -103,36 +101,41 @@ def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
 
 
 def started_by(words: Sequence[str]) -> set[str]:
-    """Names of the programs and of Python's modules that a command starts, behind wrappers and in a shell's script.
+    """Names of programs and of launchers' modules in a command and in a shell's text, and pairs of names.
 
-    A wrapper with a word of its own counts with it, too: ``conda run``.
+    They may stand behind wrappers (env, numactl, ``uv run``), so every word before a script counts.
     """
-    known, managers, program = SHELLS | ONE_NODE | BY_SSH | CLUSTERS, set[str](), 0
+    head = words_before_script(words)
+    names = [PurePath(word).name for word in head]
+    if "install" in names:
+        return set()  # packages have the same names
+    found = {*names, *map(" ".join, itertools.pairwise(names))}
+    # -m torch.distributed.run, -umtorch.distributed.run, .../torch/distributed/run.py
+    dotted = [word.removesuffix(".py").replace("/", ".") for word in words[: len(head) + 1]]
+    found |= {name for module, name in MODULES.items() if any(word.endswith(module) for word in dotted)}
+    for option, text in itertools.pairwise(head if READERS & found else ()):
+        if READS_TEXT.fullmatch(option):
+            for command in re.split(r"[;&|()`\n]+", text):
+                found |= started_by(split_command(command) or command.split())
+    return found
+
+
+def words_before_script(words: Sequence[str]) -> list[str]:
+    """Words before the first script, or up to the module that Python runs: what follows is its own."""
+    head, is_python = list[str](), start_of(words) == "torchrun"
     for last, word in itertools.pairwise(["", *words]):
-        name = PurePath(word).name
-        is_value = last.startswith("-") and last != "--" and "=" not in last
-        is_value &= name not in known and not name.startswith("python")
-        is_start = word in STARTS and bool(managers)
-        if not (is_start or is_value or name in WRAPPERS or SETTING.fullmatch(word)):
+        if SCRIPT.fullmatch(word):
             break
-        managers |= {name} & MANAGERS
-        program += 1
-    rest = list(words[program:])
-    # A module of Python's may have the name of a cluster's program: python -m flux.
-    names = names_of([word for last, word in itertools.pairwise(["", *words[: program + 1]]) if last != "-m"])
-    names |= {f"{manager} {start}" for manager in managers for start in STARTS & set(words[:program])}
-    for at, word in enumerate(rest[: _script(rest)]):
-        if module := re.fullmatch(r"-[a-zA-Z]*?m(\w+\.[\w.]+)?", word):  # python -m MODULE, python -mMODULE
-            names |= names_of([module[1] or " ".join(rest[at + 1 : at + 2])]) - CLUSTERS
-    if len(rest) > 2 and PurePath(rest[0]).name in SHELLS and re.fullmatch(r"-\w*c", rest[1]):
-        for command in re.split(r"[;&|()\n]+", rest[2]):
-            names |= started_by(split_command(command) or command.split())
-    return names
+        head.append(word)
+        if is_python and re.fullmatch(r"-\w*m", last):
+            break
+        is_python |= PurePath(word).name.startswith("python")
+    return head
 
 
-def _script(words: Sequence[str]) -> int:
-    """Position of the first script: options behind it are its own."""
-    return next((at for at, word in enumerate(words) if word.endswith((".py", ".pyc", ".pyz", ".sh"))), len(words))
+def _options(words: Iterable[str]) -> set[str]:
+    """Names of the long options among words, as torchrun reads them."""
+    return {word[2:].partition("=")[0].replace("_", "-") for word in words if word.startswith("--") and word != "--"}
 
 
 def loses_sigterm(words: Sequence[str]) -> bool:
