@@ -64,6 +64,12 @@ die() {
   exit 1
 }
 
+# end_run MESSAGE...: exit with the status that ends the run: every other node would fail alike.
+end_run() {
+  log "FAIL $*"
+  exit 78
+}
+
 # retry ATTEMPTS COMMAND...: for fetches over a network that is coming up.
 retry() {
   local attempts=$1 attempt
@@ -138,7 +144,7 @@ query_gpus() {
 # assert_may_install NAME VERSION MINIMUM: exit on a Deep Learning AMI, which should have brought the software.
 assert_may_install() {
   [[ ${GPUFLEET_AMI_KIND:-} == custom ]] && return 0
-  die "$1 is ${2:-absent}, at least $3 is needed, and a Deep Learning AMI brings it: choose a newer image" \
+  end_run "$1 is ${2:-absent}, at least $3 is needed, and a Deep Learning AMI brings it: choose a newer image" \
     "(gpufleet:amiName), or one of your own (gpufleet:amiId) in subnets that reach the internet"
 }
 

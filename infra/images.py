@@ -5,20 +5,16 @@ from __future__ import annotations
 import csv
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import pulumi_aws as aws
 
 from infra.bundle import SOURCE
 from infra.places import fitting
 from infra.settings import ConfigError, StackSettings
-from optimizer.contract.plan import FleetPlan, describe_undriven
+from optimizer.contract.plan import FleetPlan, describe_unbootable, describe_undriven
 
 ImageKind = Literal["dlami", "custom"]
-# Images that boot the steps: Ubuntu with the AWS CLI and NVIDIA's driver, which Deep Learning AMIs bring.
-DLAMI_NAME = "Deep Learning "
-# Owner of Ubuntu's own images: https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
-CANONICAL = "099720109477"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +140,11 @@ def look_up(settings: StackSettings) -> Image:
                 f"AMI {wanted!r} needs a root volume of {size_gib} GiB, and the plan has volumes.root_gib "
                 f"{plan.volumes.root_gib}: a volume cannot be smaller than its snapshot"
             )
-    _refuse_stock(ami)
+    if fault := describe_unbootable(ami.name, ami.image_owner_alias or ami.owner_id):
+        raise ConfigError(
+            f"AMI {ami.name!r} ({ami.id}) {fault}. Name one in gpufleet:amiName, or build your own from one (EC2 Image "
+            "Builder, CreateImage) and set gpufleet:amiId"
+        )
     kind: ImageKind = "custom" if settings.ami_id else "dlami"
     return Image(id=ami.id, name=ami.name, kind=kind, root_device=ami.root_device_name)
 
@@ -165,14 +165,3 @@ def _wanted(settings: StackSettings) -> tuple[str, str]:
             f"{parameter} in {plan.region}: `gpufleet stack set PLAN --stack {settings.stack}` writes both"
         )
     return "image-id", pinned.id
-
-
-def _refuse_stock(ami: Any) -> None:
-    """Refuse an image on which no step would run: without the AWS CLI user data cannot even fetch the bundle."""
-    own = ami.image_owner_alias != "amazon" and ami.owner_id != CANONICAL
-    if not own and not ami.name.startswith(DLAMI_NAME):
-        raise ConfigError(
-            f"AMI {ami.name!r} ({ami.id}) is no Deep Learning AMI: a stock image has no AWS CLI, and Ubuntu's archives "
-            "are plain HTTP, which the nodes' security group forbids. Name a Deep Learning AMI for Ubuntu in "
-            "gpufleet:amiName, or build your own from one (EC2 Image Builder, CreateImage) and set gpufleet:amiId"
-        )

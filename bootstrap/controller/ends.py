@@ -31,7 +31,7 @@ def must_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | None:
     if request and request.want == "stop":
         goes_on = f"the run is stack {request.moved_to}'s" if request.moved_to else "`gpufleet resume` goes on"
         return "stopped", f"{request.by} asked to stop; {goes_on}"
-    if settings.mode == "training" and (reported := _reported_end(tick, state)):
+    if reported := _reported_end(tick, state):
         return reported
     limit = unfit_limit(settings.node_count)
     if state.unfit_nodes > limit:
@@ -58,11 +58,14 @@ def is_ceiling_raised(settings: ControllerSettings, state: ControllerState) -> b
 
 
 def _reported_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | None:
-    node_count = tick.settings.node_count
+    node_count, is_gang = tick.settings.node_count, tick.settings.mode == "training"
     for key, instance in sorted(state.instances.items()):
-        if instance.report == "gave-up":
-            why = _reason(key, tick.seen.reports.get(key))
-            return "failed", f"{key} gave up: {why} of the stack's log group, then `gpufleet resume`"
+        report = tick.seen.reports.get(key)
+        # A worker may fail alone, but not with the status that all would end with.
+        if instance.report == "gave-up" and (is_gang or (report and report.exit_status == EXIT_AT_FAULT)):
+            return "failed", f"{key} gave up: {_reason(key, report)} of the stack's log group, then `gpufleet resume`"
+    if not is_gang:
+        return None
     instances = state.instances.values()
     done = [instance.reported_at for instance in instances if instance.report == "done" and instance.reported_at]
     if len(done) >= node_count:

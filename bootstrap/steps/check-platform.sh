@@ -8,7 +8,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 release="$(os_release ID) $(os_release VERSION_ID)"
 case $release in
   "ubuntu 22.04" | "ubuntu 24.04") ;;
-  *) die "this is \"$release\"; the steps are written for Ubuntu 22.04 and 24.04" ;;
+  *) end_run "this is \"$release\"; the steps are written for Ubuntu 22.04 and 24.04" ;;
 esac
 
 for tool in aws curl python3 flock timeout setsid gpg; do

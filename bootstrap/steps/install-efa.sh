@@ -12,9 +12,7 @@ version=$(sed --silent 's/.*EFA installer version: \([0-9.]*\).*/\1/p' "$list" 2
 # A container brings its own plugin (pull-image.sh).
 if [[ -r $list && -z ${GPUFLEET_IMAGE:-} ]]; then fault=$(efa_fault <"$list"); fi
 if [[ -n $fault && ${GPUFLEET_AMI_KIND:-} != custom ]]; then
-  log "FAIL $fault: choose another Deep Learning AMI (gpufleet:amiName), or one of your own (gpufleet:amiId)"
-  # Every node of the image would fail alike: this status ends the run.
-  exit 78
+  end_run "$fault: choose another Deep Learning AMI (gpufleet:amiName), or one of your own (gpufleet:amiId)"
 fi
 if [[ -n $version && -z $fault ]] && version_at_least "$version" "$EFA_INSTALLER_MIN"; then
   log "EFA installer $version has run (at least $EFA_INSTALLER_MIN)"

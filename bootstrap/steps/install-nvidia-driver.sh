@@ -14,9 +14,11 @@ if [[ -n $version ]] && version_at_least "$version" "$NVIDIA_DRIVER_MIN"; then
   log "driver $version is loaded (at least $NVIDIA_DRIVER_MIN)"
   exit 0
 fi
+# A broken GPU can keep the image's driver from loading, and the next node's may load.
+[[ -n $version || ${GPUFLEET_AMI_KIND:-} == custom ]] || die "the NVIDIA module is not loaded"
 assert_may_install "the NVIDIA driver" "$version" "$NVIDIA_DRIVER_MIN"
 # A loaded module cannot be replaced, and a reboot would use up the launch hook's time.
-[[ -z $version ]] || die "driver $version is loaded and below $NVIDIA_DRIVER_MIN: build the image with a newer one"
+[[ -z $version ]] || end_run "driver $version is loaded and below $NVIDIA_DRIVER_MIN: build the image with a newer one"
 
 # Volta has no GSP, which the open kernel modules need: https://github.com/NVIDIA/open-gpu-kernel-modules
 flavour=nvidia-open-$NVIDIA_DRIVER_BRANCH

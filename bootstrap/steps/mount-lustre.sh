@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Order: 85
-# Mounts the Lustre file system of the training data (GPUFLEET_LUSTRE) at /mnt/lustre. Exit status 78 where the image has
-# no client for its kernel: every node would fail alike.
+# Mounts the Lustre file system of the training data (GPUFLEET_LUSTRE) at /mnt/lustre.
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 if [[ -z ${GPUFLEET_LUSTRE:-} ]]; then
@@ -14,9 +13,8 @@ if mountpoint --quiet "$LUSTRE_MOUNT"; then
 fi
 # https://docs.aws.amazon.com/fsx/latest/LustreGuide/install-lustre-client.html
 if ! modprobe lustre || ! command -v mount.lustre >/dev/null; then
-  log "FAIL this image has no Lustre client for kernel $(uname --kernel-release): name an image in gpufleet:amiName whose release" \
+  end_run "this image has no Lustre client for kernel $(uname --kernel-release): name an image in gpufleet:amiName whose release" \
     "notes list lustre-client-modules of its kernel, or one of your own in gpufleet:amiId"
-  exit 78
 fi
 mkdir -p "$LUSTRE_MOUNT"
 # Options: https://docs.aws.amazon.com/fsx/latest/LustreGuide/mounting-ec2-instance.html

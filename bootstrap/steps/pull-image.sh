@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
 # Order: 115
 # Pulls gpufleet:image from ECR and makes sure that it can train: Python, torch, the GPUs, EFA, what the command imports.
-#
-# Exit status 78, which ends the run, where every node would fail alike.
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh" || exit 1
 
 image=${GPUFLEET_IMAGE:-}
@@ -12,10 +10,8 @@ if [[ -z $image ]]; then
 fi
 load_runtime_env
 
-# unfit REASON...: exit with the status that ends the run.
 unfit() {
-  log "FAIL $image $*; build and push another one: pulumi config set gpufleet:image URI@DIGEST && pulumi up"
-  exit 78
+  end_run "$image $*; build and push another one: pulumi config set gpufleet:image URI@DIGEST && pulumi up"
 }
 
 # log_in: have docker take ECR's password, which is valid for 12 hours, through a pipe:

@@ -22,8 +22,7 @@ if [[ $data == s3://* ]]; then
     python bootstrap.training.staging "$data" "${linked[@]}" 2>&1 >&3 | { tee -a "$TRAIN_LOG" >&2 || true; }
   } 3>&1)
 elif ((${#linked[@]})) && [[ ! -e $ROOT$data ]]; then
-  log "FAIL $data is not on the file system $GPUFLEET_LUSTRE: name a folder that it has in gpufleet:data"
-  exit 78
+  end_run "$data is not on the file system $GPUFLEET_LUSTRE: name a folder that it has in gpufleet:data"
 fi
 set_runtime GPUFLEET_DATA_DIR "${data#"$ROOT"}"
 # The trainer reads a folder of the node as it is, and would copy from S3.

@@ -6,6 +6,8 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
 from bootstrap.contract.report import EXIT_AT_FAULT
@@ -58,6 +60,10 @@ class _FinalHook:
     def __call__(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
         self._show(kind, error, where)
         if isinstance(error, ConfigurationError):
+            # accelerate and a torchrun below the node's end with 1, whatever their ranks' status.
+            if files := os.environ.get("GPUFLEET_DRAIN_FILE"):
+                with suppress(OSError):
+                    Path(files).with_suffix(".at-fault").touch()
             # Python ends with the status of a SystemExit that its hook raises (CPython, pythonrun.c, _PyErr_PrintEx).
             sys.exit(EXIT_AT_FAULT)
 

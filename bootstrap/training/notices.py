@@ -4,6 +4,7 @@ drain            the node ends: "SAVE_BY SOURCE (DETAIL)", SAVE_BY in Unix secon
 drain.save       save a checkpoint now and go on; same format
 drain.listener   a training process reads the notice itself
 drain.saved      that process's answer: this node's share of the state is saved
+drain.at-fault   a rank's settings are at fault; its launcher may hide the exit status
 """
 
 from __future__ import annotations

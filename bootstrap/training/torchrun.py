@@ -14,13 +14,14 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Collection
 from subprocess import Popen
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from bootstrap.contract.report import EXIT_AT_FAULT
@@ -48,7 +49,7 @@ class FleetAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
-        if any(failure.exitcode == EXIT_AT_FAULT for failure in result.failures.values()):
+        if is_at_fault(result.failures.values()):
             self._remaining_restarts = 0
         return result
 
@@ -73,6 +74,13 @@ class FleetAgent(LocalElasticAgent):
         while notices is not None and notices.is_saved():
             time.sleep(LEAVING_POLL_S)
         super()._restart_workers(worker_group)
+
+
+def is_at_fault(failures: Collection[ProcessFailure]) -> bool:
+    """Return whether another start would fail alike: by a worker's status, or by the file of a program's own rank."""
+    files = NoticeFiles.from_environment() if failures and "bootstrap.launchers" in sys.argv else None
+    has_file = files is not None and files.path.with_suffix(".at-fault").exists()
+    return has_file or any(failure.exitcode == EXIT_AT_FAULT for failure in failures)
 
 
 def worker_handler(standby: Standby | None, *, has_ranks: bool = True) -> type[SubprocessHandler]:
@@ -121,7 +129,7 @@ def main() -> None:
         logger.warning("%s", error)  # the agent ends torchrun so, once the state is saved
         sys.exit(1)
     except ChildFailedError as error:
-        if all(failure.exitcode != EXIT_AT_FAULT for failure in error.failures.values()):
+        if not is_at_fault(error.failures.values()):
             raise
         logger.error("a worker ended with %d: its settings are at fault, see its last lines", EXIT_AT_FAULT)
         sys.exit(EXIT_AT_FAULT)

@@ -16,7 +16,6 @@ from typing import Any
 import pulumi
 from pulumi.runtime import mocks, rpc
 
-from infra.images import DLAMI_NAME
 from infra.offline.resource_types import describe
 from optimizer.contract.plan import FleetPlan
 
@@ -111,7 +110,7 @@ class Answers(mocks.Mocks):
                 by_id = filter_["name"] == "image-id"
                 return {
                     "id": wanted if by_id else PLACEHOLDER_IMAGE,
-                    "name": DLAMI_NAME + wanted if by_id else wanted,
+                    "name": f"Deep Learning (Ubuntu 24.04) {wanted}" if by_id else wanted,
                     # Without owners it is the user's.
                     "imageOwnerAlias": (given.get("owners") or [""])[0],
                     "ownerId": PLACEHOLDER_ACCOUNT,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from functools import cached_property
@@ -28,6 +29,8 @@ from optimizer.contract.units import short, usd_text
 
 SCHEMA_VERSION: Literal[1] = 1
 
+# Owner of Ubuntu's own images: https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
+CANONICAL = "099720109477"
 # VPC interface endpoints of a fleet, in one zone, each billed per hour: infra creates them, the optimizer prices them.
 # ec2 (find the peers), autoscaling (lifecycle hooks, protection), logs, monitoring (the nodes' metrics), ssm and
 # ssmmessages (Session Manager instead of SSH, parameters), sts (the training's own role). Not kms and sqs: S3, SSM and
@@ -78,6 +81,16 @@ class Interface(NamedTuple):
     card: int
     device: int
     kind: Literal["interface", "efa-only"]
+
+
+def describe_unbootable(name: str, owner: str) -> str:
+    """Say why no node sets itself up on an image of AWS's or Canonical's, by alias or id; empty for any other."""
+    if owner not in ("amazon", CANONICAL) or re.match(r"Deep Learning .*Ubuntu.2[24]\.04", name, re.IGNORECASE):
+        return ""
+    return (
+        "is no Deep Learning AMI for Ubuntu 22.04 or 24.04, which the set-up is written for; a stock image has no AWS "
+        "CLI, and Ubuntu's archives are plain HTTP, which the nodes' security group forbids"
+    )
 
 
 def describe_undriven(gpu: str, gpu_count: float) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.words import counted
 from optimizer.aws.images import find_image, newest
+from optimizer.contract.plan import describe_unbootable
 from optimizer.economics.staging import IMAGE_GIB, least_pull_s
 from optimizer.preflight.model import (
     Context,
@@ -22,8 +23,6 @@ from optimizer.preflight.model import (
 _OTHER_IMAGE = (
     "pulumi config set gpufleet:amiName NAME, an exact name of an AMI by Amazon, or gpufleet:amiId of your own"
 )
-# Owner of Ubuntu's own images: https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
-CANONICAL = "099720109477"
 _failure = partial(failure, next_step=_OTHER_IMAGE)
 
 
@@ -59,14 +58,10 @@ def check_image(context: Context) -> Iterator[Finding]:
     while (source := root.get("SourceImageId")) and (found := describe_images(context, source)):
         (root,) = found
         text += f" of {root['Name']!r}"
-    if root["Name"].startswith("Deep Learning "):
+    if fault := describe_unbootable(root["Name"], root.get("ImageOwnerAlias") or root.get("OwnerId", "")):
+        yield _failure(f"{text} {fault}", why="every node would fail, be paid for and be replaced")
+    elif root["Name"].startswith("Deep Learning "):
         yield passed(text, value=image["ImageId"])
-    elif root.get("ImageOwnerAlias") == "amazon" or root.get("OwnerId") == CANONICAL:
-        yield _failure(
-            f"{text} is no Deep Learning AMI",
-            why="a stock image has no AWS CLI, and Ubuntu's archives are plain HTTP, which the nodes' security group "
-            "forbids: every node would fail, be paid for and be replaced",
-        )
     else:
         yield passed(f"{text}, an image of your own: it must come from a Deep Learning AMI", value=image["ImageId"])
 

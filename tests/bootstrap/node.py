@@ -22,7 +22,7 @@ HEALTHY = HERE / "healthy"
 FAKES = (
     "apt-get", "apt-mark", "aws", "blkid", "chown", "curl", "df", "dmesg", "docker", "dpkg", "dpkg-query",
     "fi_info", "gpg", "id", "iptables", "logger", "lsblk", "mdadm", "mkfs.xfs", "modprobe", "mount", "mount.lustre",
-    "mountpoint", "nvidia-ctk", "nvidia-smi", "python3", "sha256sum", "shutdown", "systemctl", "timedatectl",
+    "mountpoint", "nvidia-ctk", "nvidia-smi", "python3", "sha256sum", "shutdown", "snap", "systemctl", "timedatectl",
     "uname", "useradd", "wipefs",
 )  # fmt: skip
 # Harmless tools. No other tool is on PATH: a script that calls one fails its case.

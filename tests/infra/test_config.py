@@ -17,7 +17,7 @@ from infra.project import project_file
 from infra.refusals import secrets_in
 from infra.settings import ConfigError, StackSettings
 from infra.wheels import Wanted
-from optimizer.contract.plan import FleetPlan
+from optimizer.contract.plan import CANONICAL, FleetPlan
 from tests.infra.deployed import (
     CONTAINER,
     EXISTING_VPC,
@@ -355,9 +355,9 @@ def test_an_image_pinned_for_another_plan_is_refused(changes: dict[str, str]) ->
 
 
 def test_an_image_named_by_the_user_is_asked_for_by_exact_name_from_amazon_and_never_the_newest() -> None:
-    image, asked = look_up({}, {"gpufleet:amiName": "Deep Learning Some image 20260101", **dlami()})
+    image, asked = look_up({}, {"gpufleet:amiName": "Deep Learning Some image (Ubuntu 22.04) 20260101", **dlami()})
     assert asked["owners"] == ["amazon"]
-    assert asked["filters"] == [{"name": "name", "values": ["Deep Learning Some image 20260101"]}]
+    assert asked["filters"] == [{"name": "name", "values": ["Deep Learning Some image (Ubuntu 22.04) 20260101"]}]
     assert not asked.get("mostRecent")
     assert image.kind == "dlami"
 
@@ -365,15 +365,19 @@ def test_an_image_named_by_the_user_is_asked_for_by_exact_name_from_amazon_and_n
 @pytest.mark.parametrize(
     ("facts", "settings"),
     [
+        (
+            {"name": "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Amazon Linux 2023) 20260815"},
+            {"gpufleet:amiName": "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Amazon Linux 2023) 20260815"},
+        ),
         ({"imageOwnerAlias": "amazon", "name": "al2023-ami-2023.9"}, {"gpufleet:amiName": "al2023-ami-2023.9"}),
         (
-            {"ownerId": images.CANONICAL, "name": "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20261001"},
+            {"ownerId": CANONICAL, "name": "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20261001"},
             {"gpufleet:amiId": "ami-0123456789abcdef0"},
         ),
     ],
 )
 def test_a_stock_image_on_which_no_step_would_run_is_refused(facts: dict[str, str], settings: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"is no Deep Learning AMI: a stock image has no AWS CLI"):
+    with pytest.raises(ConfigError, match=r"is no Deep Learning AMI for Ubuntu"):
         look_up(facts, settings)
 
 

@@ -297,6 +297,19 @@ def test_a_node_that_gave_up_fails_the_run(exit_status: int, why: str) -> None:
     assert not world.alive()
 
 
+def test_a_worker_s_fault_that_all_would_have_ends_them_and_any_other_does_not() -> None:
+    """Each would be replaced or stand by, and be paid, without end."""
+    world = World(settings(mode="workers", min_nodes=2), min_size=2, sizes={OWN: 2})
+    world.run(10)
+    loser = world.in_service()[0]
+    world.say(loser, "gave-up", exit_status=1)
+    world.run(5)
+    assert world.phase == "running"
+    world.say(loser, "gave-up", exit_status=78)
+    world.run_until("failed")
+    assert loser in world.known.reason and not world.alive()
+
+
 def test_a_failed_run_begins_anew_when_asked_and_old_words_do_not_count() -> None:
     world = trained(World(settings()))
     world.ask("run")  # an old request, from before the failure

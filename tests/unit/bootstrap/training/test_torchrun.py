@@ -199,6 +199,19 @@ def test_lines_of_a_program_have_the_ranks_of_its_own_launcher(tmp_path: Path) -
     assert {"a", "b"} <= set(done.stderr.splitlines())
 
 
+def test_a_fault_below_a_launcher_that_hides_the_status_is_final(tmp_path: Path) -> None:
+    program = (
+        "import sys; from bootstrap.training.errors import ConfigurationError; raise ConfigurationError(sys.argv[1])"
+    )
+    script = f'echo start; {sys.executable} -c "{program}" fault || exit 1'
+    arguments = ["--standalone", "--nproc-per-node", "1", "--max-restarts", "3", "-m", "bootstrap.launchers"]
+    root = Path(torchrun.__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "GPUFLEET_DRAIN_FILE": str(tmp_path / "drain")}
+    command = [sys.executable, "-m", "bootstrap.training.torchrun", *arguments, "sh", "-c", script]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 78 and done.stderr.splitlines().count("start") == 1, done.stderr
+
+
 def test_only_the_trainer_has_standby_processes_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUFLEET_STANDBY", raising=False)
     trainer, own = ["--nnodes", "1", "-m", "bootstrap.trainer"], ["--nnodes", "1", "train.py", "bootstrap.trainer"]

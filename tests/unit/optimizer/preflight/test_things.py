@@ -71,6 +71,7 @@ def test_without_a_pinned_image_the_parameter_names_it(aws: FakeAws) -> None:
 
 
 UBUNTU = image(ImageId="ami-u", Name="ubuntu/images/hvm-ssd-gp3/ubuntu-noble", OwnerId="099720109477")
+AMAZON_LINUX = image(ImageId="ami-l", Name="Deep Learning Base AMI (Amazon Linux 2023)", ImageOwnerAlias="amazon")
 OWN = {"ImageId": "ami-0123456789abcdef0", "Name": "ours", "OwnerId": ACCOUNT}
 
 
@@ -79,6 +80,11 @@ OWN = {"ImageId": "ami-0123456789abcdef0", "Name": "ours", "OwnerId": ACCOUNT}
     [
         ([UBUNTU], "error", "is no Deep Learning AMI"),
         ([image(Name="al2023", ImageOwnerAlias="amazon")], "error", "is no Deep Learning AMI"),
+        (
+            [image(**OWN, SourceImageId="ami-l"), AMAZON_LINUX],
+            "error",
+            "is no Deep Learning AMI for Ubuntu 22.04 or 24",
+        ),
         ([image(**OWN)], "ok", "'ours', an image of your own"),
         ([image(**OWN, SourceImageId="ami-1"), image(**OWN, SourceImageId="ami-u"), UBUNTU], "error", "'ours' of 'ubu"),
         ([image(**OWN, SourceImageId="ami-d"), image()], "ok", "'ours' of 'Deep Learning "),
