@@ -42,7 +42,7 @@ def control_settings(
     for place in places.values():
         # Two zones may differ in price: nodes without a market price are metered at the dearer one.
         if place.number > 1 and not place.block:
-            by_type, instance_type = prices.setdefault(place.purchase, {}), place.instance_types[0]
+            by_type, instance_type = prices.setdefault(place.purchase, {}), place.instance_type
             by_type[instance_type] = max(place.usd_per_hour, by_type.get(instance_type, 0.0))
     found = {name: place.for_controller(subnets) for name, place in places.items()}
     hours = {name: OpeningHours(start=it.start, end=it.end) for name, place in places.items() if (it := place.block)}

@@ -73,7 +73,7 @@ class PlaceGroup(Component):
         self, image: Image, user_data: pulumi.Output[str], reservation_id: pulumi.Input[str] | None
     ) -> aws.ec2.LaunchTemplate:
         plan, place, security = self._plan, self._place, self._security
-        tags, instance_type = self._named(self._name), place.instance_types[0]
+        tags, instance_type = self._named(self._name), place.instance_type
         reservation: aws.ec2.LaunchTemplateCapacityReservationSpecificationArgsDict | None = None
         placement = market = None
         if cluster := self._network.placement_groups.get(place.number):
@@ -251,6 +251,6 @@ class PlaceGroup(Component):
             "launch_template": {
                 "launch_template_specification": {"launch_template_id": template_id, "version": version},
                 # Nodes on demand take the types in this order.
-                "overrides": [{"instance_type": name} for name in place.instance_types],
+                "overrides": [{"instance_type": place.instance_type}],
             },
         }

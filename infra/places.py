@@ -21,7 +21,7 @@ class DeclaredPlace:
 
     number: int  # of its group
     zone_ids: tuple[str, ...]  # one; several for a lone node
-    instance_types: tuple[str, ...]
+    instance_type: str
     purchase: Literal["on-demand", "spot"]  # reserved capacity reads as on demand
     usd_per_hour: float
     speed: float
@@ -49,7 +49,7 @@ class DeclaredPlace:
         return contract.Place(
             number=self.number,
             subnets=",".join(subnets[zone_id] for zone_id in self.zone_ids),
-            instance_types=",".join(self.instance_types),
+            instance_type=self.instance_type,
             purchase=self.purchase,
             usd_per_hour=self.usd_per_hour,
             speed=self.speed,
@@ -149,7 +149,7 @@ def declare_places(settings: StackSettings, *, own_zones: list[str], zones: set[
         own = DeclaredPlace(
             number=number,
             zone_ids=tuple(zone_ids),
-            instance_types=(plan.instance_type,),
+            instance_type=plan.instance_type,
             purchase="spot" if option == "spot" else "on-demand",
             usd_per_hour=prices[lifecycle][plan.instance_type],
             speed=1.0,
@@ -180,7 +180,7 @@ def declare_places(settings: StackSettings, *, own_zones: list[str], zones: set[
         found[name] = DeclaredPlace(
             number=next_number(),
             zone_ids=(alternate.zone_id,),
-            instance_types=(alternate.instance_type,),
+            instance_type=alternate.instance_type,
             purchase=alternate.purchase,
             usd_per_hour=alternate.price.usd,
             speed=round(alternate.tokens_per_second / plan.tokens_per_second, 4),

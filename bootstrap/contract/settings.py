@@ -34,7 +34,7 @@ class OpeningHours:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstGroup:
-    """Group whose nodes a place takes before those of its own, in the same zone and of the same types."""
+    """Group whose nodes a place takes before those of its own, in the same zone and of the same type."""
 
     number: int
     nodes: int  # at most
@@ -53,7 +53,7 @@ class Place:
 
     number: int  # of its group, from 1
     subnets: str  # ids with commas, as Auto Scaling takes them
-    instance_types: str  # with commas: the plan's own place has its further spot types
+    instance_type: str
     purchase: Literal["on-demand", "spot"]
     usd_per_hour: float  # of a node without its volume
     speed: float  # work per hour over that of the plan's own place

@@ -46,6 +46,7 @@ class MeteredInstance:
     """One instance's meter."""
 
     instance_type: str
+    zone_id: str = ""  # empty: not among the settings'
     launched_at: datetime  # or last started
     ended_at: datetime | None = None  # end of billing
     metered_until: datetime  # time of spent_usd

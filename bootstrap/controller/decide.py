@@ -62,7 +62,7 @@ def take_answer(
     place = state.launch.place
     tick = Tick(settings=settings, seen=seen, now=now)
     state, changes = _settle(tick, take_in(tick, state, answer))
-    given_back = answer.instance_types if answer.error else ()
+    given_back = answer.ids if answer.error else ()
     actions = tuple(GroupAction(place, GiveBack(instance_id=key)) for key in given_back)
     return Decision(state=state, actions=actions, changes=changes)
 

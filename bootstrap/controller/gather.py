@@ -15,7 +15,7 @@ from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.bucket import load_reports, load_request
 from bootstrap.controller.clients import Clients, to_seconds
-from bootstrap.controller.machines import find_missed_machines, read_machines
+from bootstrap.controller.machines import read_machines
 from bootstrap.controller.observation import AutoScalingGroup, Observation
 
 INTERRUPTION = "EC2 Spot Instance Interruption Warning"
@@ -39,8 +39,7 @@ def gather(
     interrupted, maintenance, receipts = receive_notices(clients, settings, problems)
     groups = read_groups(clients, settings)
     machines = read_machines(clients, settings, state, now, problems)
-    missed = find_missed_machines(clients, settings, groups, state, machines, now)
-    reported_at: dict[str, datetime | None] = {machine.instance_id: None for machine in (*machines, *missed)}
+    reported_at: dict[str, datetime | None] = {machine.instance_id: None for machine in machines}
     if state:
         reported_at |= {key: instance.reported_at for key, instance in state.instances.items()}
     try:
@@ -52,7 +51,6 @@ def gather(
     seen = Observation(
         groups=groups,
         machines=machines,
-        missed=missed,
         interrupted=frozenset(interrupted),
         maintenance=maintenance,
         reports=load_reports(clients, settings, reported_at, problems),

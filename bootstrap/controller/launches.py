@@ -93,7 +93,7 @@ def launch(clients: Clients, settings: ControllerSettings, request: LaunchReques
     """
     if not hasattr(clients.launching, "launch_instances"):
         raise OldBotocoreError(version=botocore.__version__)
-    launched: dict[str, str] = {}
+    launched: list[str] = []
     error: LaunchError | None = None
     place, nodes, first = settings.places[request.place], request.nodes, request.first
     # By group: launched nodes below which it is not asked, and nodes with which it is done.
@@ -121,14 +121,14 @@ def launch(clients: Clients, settings: ControllerSettings, request: LaunchReques
                     return None
                 error = LaunchError(code=error_code(refused), message=str(refused), subnet=subnet)
                 break
-            came = {key: of["InstanceType"] for of in answer.get("Instances", []) for key in of["InstanceIds"]}
-            launched |= came
+            came = [key for of in answer.get("Instances", []) for key in of["InstanceIds"]]
+            launched += came
             error = _read_error(answer, subnet, wanted=min(missing, MOST_NODES), came=len(came))
             if error:
                 break
         if error and error.code and not is_refusal(error.code):
             break
-    return LaunchAnswer(instance_types=launched, error=error if len(launched) < request.nodes else None)
+    return LaunchAnswer(ids=tuple(launched), error=error if len(launched) < request.nodes else None)
 
 
 def _read_error(answer: Any, subnet: str, *, wanted: int, came: int) -> LaunchError | None:
@@ -138,6 +138,5 @@ def _read_error(answer: Any, subnet: str, *, wanted: int, came: int) -> LaunchEr
     return LaunchError(
         code=first.get("ErrorCode", ""),
         message=first.get("ErrorMessage", "") or f"{came} of {wanted} nodes came",
-        instance_type=first.get("InstanceType", ""),
         subnet=first.get("SubnetId", "") or subnet,
     )

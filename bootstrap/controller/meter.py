@@ -12,11 +12,14 @@ from datetime import datetime, timedelta
 from bootstrap.contract.ending import LEAVING
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import UP, ControllerState, MeteredInstance, NodeCounts
-from bootstrap.contract.timings import LEASE, LEASE_ACTS, TICK
+from bootstrap.contract.timings import LEASE, LEASE_ACTS
 from bootstrap.controller.observation import Machine, Tick
 
 # Billed at least: https://aws.amazon.com/ec2/pricing/on-demand/
 SHORTEST = timedelta(seconds=60)
+# EC2 describes an ended instance for "usually less than one hour":
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html
+EC2_FORGETS = timedelta(minutes=10)
 # After a day the state keeps only an ended instance's spend.
 KEEP_ENDED = timedelta(days=1)
 
@@ -43,7 +46,7 @@ def charge(
     }
     for key, machine in described.items():
         if key not in instances:
-            instances[key] = _charge_described(settings, _start_meter(machine), machine, now)
+            instances[key] = _charge_described(settings, _start_meter(settings, machine), machine, now)
     folded = {key for key, instance in instances.items() if instance.ended_at and instance.ended_at < now - KEEP_ENDED}
     ended_usd = state.ended_usd + sum(instances[key].spent_usd for key in folded)
     kept = {key: instance for key, instance in instances.items() if key not in folded}
@@ -70,9 +73,10 @@ def _unused_usd_per_hour(settings: ControllerSettings, used: int) -> float:
     return max(0, settings.reserved_nodes - used) * settings.dearest_usd_per_hour
 
 
-def _start_meter(machine: Machine) -> MeteredInstance:
+def _start_meter(settings: ControllerSettings, machine: Machine) -> MeteredInstance:
     return MeteredInstance(
         instance_type=machine.instance_type,
+        zone_id=settings.zones.get(machine.subnet, ""),
         launched_at=machine.launched_at,
         metered_until=machine.launched_at,
         lifecycle=machine.lifecycle,
@@ -117,16 +121,36 @@ def _charge_described(
 def _charge_forgotten(
     settings: ControllerSettings, instance: MeteredInstance, created_at: datetime | None, now: datetime
 ) -> MeteredInstance:
-    # EC2 no longer describes it: it ended by the next tick, or with its lease in an outage, unless the group is new.
     # EC2's answers are eventually consistent: where it describes the instance again, no gap is left.
     if instance.ended_at is not None:
         return instance
-    latest, before = TICK, instance.metered_until
-    if now - before > LEASE and not (created_at and created_at > before):
-        latest = LEASE + LEASE_ACTS + timedelta(seconds=settings.drain_s)
-    until = min(now, before + latest)
+    until = _silent_until(settings, instance.metered_until, created_at, now)
     spent = hours(until - instance.metered_until) * instance.usd_per_hour
     return replace(instance, ended_at=until, metered_until=until, spent_usd=instance.spent_usd + spent)
+
+
+def _silent_until(
+    settings: ControllerSettings, since: datetime, created_at: datetime | None, now: datetime
+) -> datetime:
+    """Return when the last node of an outage can have ended: with its lease, or with a group that was deleted.
+
+    Workers may outlive it: Auto Scaling keeps the group's least size, and policies start nodes.
+    """
+    lease = LEASE + LEASE_ACTS + timedelta(seconds=settings.drain_s)
+    until = min(now, since + lease) if settings.mode == "training" else now
+    return min(until, created_at) if created_at and created_at > since else until
+
+
+def _unseen_usd(tick: Tick, state: ControllerState) -> float:
+    """Price the nodes that may have come and gone in an outage, beside those that some tick saw alive."""
+    settings, seen, since = tick.settings, tick.seen, state.updated_at
+    if tick.now - since <= EC2_FORGETS or state.phase not in UP:
+        return 0.0
+    lived = {key for key, instance in state.instances.items() if instance.ended_at is None}
+    lived |= {machine.instance_id for machine in seen.machines}.difference(state.instances)
+    unseen = max(0, settings.node_count * (2 if state.beside else 1) - len(lived))
+    usd = settings.dearest_usd_per_hour + settings.volume_usd_per_node_hour
+    return unseen * usd * hours(_silent_until(settings, since, seen.created_at, tick.now) - since)
 
 
 def _charge_stack(
@@ -141,11 +165,12 @@ def _charge_stack(
 def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
     """Charge all instances, and count interruptions and unfit nodes."""
     settings, seen, now, before = tick.settings, tick.seen, tick.now, state.instances
-    state = charge(settings, state, (*seen.machines, *seen.missed), now, seen.created_at)
+    is_after_outage = now - state.updated_at > LEASE
+    state = replace(state, ended_usd=state.ended_usd + _unseen_usd(tick, state))
+    state = charge(settings, state, seen.machines, now, seen.created_at)
     in_service = {key for group in seen.groups.values() for key in group.in_service}
     leaving = {key for group in seen.groups.values() for key in group.in_state(LEAVING)}
     interrupted = seen.interrupted | {machine.instance_id for machine in seen.machines if machine.reclaimed}
-    missed = {machine.instance_id for machine in seen.missed}
     instances: dict[str, MeteredInstance] = {}
     passed = False
     unfit = interruptions = 0
@@ -166,7 +191,7 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
         interruptions += new.interrupted and not old.interrupted
         ended_now = new.ended_at is not None and (key not in before or before[key].ended_at is None)
         # Nodes end themselves during an outage, which is no failure.
-        is_end_of_another = new.served or new.interrupted or new.given_back or key in missed
+        is_end_of_another = new.served or new.interrupted or new.given_back or is_after_outage
         # Beside a complete gang it is a node of the place that the gang would move to.
         if ended_now and not is_end_of_another and state.phase in UP and not state.complete_since:
             unfit += 1

@@ -70,7 +70,6 @@ class LaunchError:
 
     code: str
     message: str
-    instance_type: str = ""
     subnet: str = ""
 
 
@@ -78,7 +77,7 @@ class LaunchError:
 class LaunchAnswer:
     """AWS's answer to the state's request for nodes; all came where there is no error."""
 
-    instance_types: Mapping[str, str]  # of the launched instances, by id
+    ids: tuple[str, ...]  # of the launched instances
     error: LaunchError | None = None
 
 
@@ -88,7 +87,6 @@ class Observation:
 
     groups: Mapping[str, AutoScalingGroup]  # by key (``ControllerSettings.groups``); those that exist
     machines: tuple[Machine, ...] = ()  # ended ones for about an hour
-    missed: tuple[Machine, ...] = ()  # ended during an outage; known from activities
     interrupted: frozenset[str] = frozenset()  # ids in notices since the last tick, of the whole account
     maintenance: Mapping[str, datetime] = field(default_factory=dict)  # times by id, likewise
     reports: dict[str, NodeReport] = field(default_factory=dict)  # by instance id, not yet in the state

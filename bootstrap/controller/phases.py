@@ -107,15 +107,16 @@ def take_in(tick: Tick, state: ControllerState, answer: LaunchAnswer) -> Control
         return state
     given_back = {
         key: MeteredInstance(
-            instance_type=instance_type,
+            instance_type=place.instance_type,
+            zone_id=tick.settings.zones.get(error.subnet, ""),
             launched_at=now,
             metered_until=now,
             lifecycle=place.purchase,
-            usd_per_hour=tick.settings.usd_per_hour(place.purchase, instance_type),
+            usd_per_hour=tick.settings.usd_per_hour(place.purchase, place.instance_type),
             spent_usd=0.0,
             given_back=True,
         )
-        for key, instance_type in answer.instance_types.items()
+        for key in answer.ids
     }
     state = replace(
         state,

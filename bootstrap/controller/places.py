@@ -161,7 +161,7 @@ def _is_named(tick: Tick, state: ControllerState, name: str) -> bool:
         refused_name in places
         and places[refused_name].purchase == place.purchase
         and tick.now - answer.asked_at < ASK_AGAIN
-        and any(instance_type in answer.answer for instance_type in place.instance_types.split(","))
+        and place.instance_type in answer.answer
         and not named_zones(answer.answer).isdisjoint(zones)
         for refused_name, answer in state.answers.items()
     )

@@ -192,7 +192,7 @@ def test_places_are_told_the_plans_own_first() -> None:
     own = Place(
         number=1,
         subnets="gpufleet-dev-use1-az2-id",
-        instance_types="p4d.24xlarge",
+        instance_type="p4d.24xlarge",
         purchase="spot",
         usd_per_hour=10.0,
         speed=1.0,
@@ -202,7 +202,7 @@ def test_places_are_told_the_plans_own_first() -> None:
     )
     plain = replace(own, first=None)
     elsewhere = replace(plain, number=3, subnets="gpufleet-dev-use1-az6-id", purchase="on-demand", usd_per_hour=21.96)
-    bigger: dict[str, Any] = {"subnets": "gpufleet-dev-use1-az4-id", "instance_types": "p4de.24xlarge", "speed": 0.5}
+    bigger: dict[str, Any] = {"subnets": "gpufleet-dev-use1-az4-id", "instance_type": "p4de.24xlarge", "speed": 0.5}
     assert list(settings.places.items()) == [
         ("spot p4d.24xlarge use1-az2", own),
         ("on-demand p4d.24xlarge use1-az6", elsewhere),

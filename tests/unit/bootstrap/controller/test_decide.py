@@ -90,7 +90,7 @@ def test_a_union_fills_the_reservation_first_and_rents_the_rest_in_the_same_tick
     world = World(config, capacity=scarce(0, on_demand=0))
     world.tick()
     # Two owned nodes came without the third: they are given back at once.
-    assert world.alive() == [] and [len(answer.instance_types) for _, answer in world.asked] == [2]
+    assert world.alive() == [] and [len(answer.ids) for _, answer in world.asked] == [2]
     world.capacity["on-demand"] = 1
     world.run_until("running")
     assert sorted(world.nodes[key].is_owned for key in world.alive()) == [False, True, True]

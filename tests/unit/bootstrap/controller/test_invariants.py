@@ -256,10 +256,8 @@ def test_a_part_of_a_gang_is_paid_in_no_tick_but_the_one_that_asked_for_it(
     world = World(made(make, fallback, gang_window_s=WINDOW_S))
     live(world, events, forbidden=("outage", "lost-actions"))
     for request, answer in world.asked:
-        assert answer.error is None or all(
-            world.nodes[key].ended_at == request.asked_at for key in answer.instance_types
-        )
-    refused = {key for _, answer in world.asked if answer.error for key in answer.instance_types}
+        assert answer.error is None or all(world.nodes[key].ended_at == request.asked_at for key in answer.ids)
+    refused = {key for _, answer in world.asked if answer.error for key in answer.ids}
     state = world.tick().state
     assert {key for key, one in state.instances.items() if one.given_back} <= refused
 

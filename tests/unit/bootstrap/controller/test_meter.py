@@ -17,6 +17,7 @@ from bootstrap.controller.observation import AutoScalingGroup, Machine, Observat
 from tests.unit.bootstrap.controller.world import OWN, START, settings
 
 HOUR = timedelta(hours=1)
+LEASED = LEASE + LEASE_ACTS + timedelta(seconds=settings().drain_s)
 
 
 def machine(**changes: Any) -> Machine:
@@ -82,8 +83,8 @@ def test_an_end_is_where_ec2_says_and_dollars_are_kept() -> None:
     assert state.instances["i-1"].ended_at == START + 1.5 * HOUR
 
 
-def test_an_instance_that_disappeared_costs_a_tick_more_and_no_gap_when_it_reappears() -> None:
-    gone = metered((HOUR, [machine()]), (HOUR + 3 * TICK, []))
+def test_an_instance_that_disappeared_costs_the_tick_and_no_gap_when_it_reappears() -> None:
+    gone = metered((HOUR, [machine()]), (HOUR + TICK, []))
     assert gone.spent_usd == pytest.approx(10 + 10 / 60)
     assert gone.instances["i-1"].ended_at == START + HOUR + TICK
     back = metered((HOUR, [machine()]), (3 * HOUR, []), (4 * HOUR, [machine()]))
@@ -93,11 +94,28 @@ def test_an_instance_that_disappeared_costs_a_tick_more_and_no_gap_when_it_reapp
 
 def test_a_node_that_ended_itself_during_an_outage_is_charged_to_its_lease() -> None:
     gone = metered((HOUR, [machine()]), (24 * HOUR, []))
-    drained = timedelta(seconds=settings().drain_s)
-    assert gone.instances["i-1"].ended_at == START + HOUR + LEASE + LEASE_ACTS + drained
-    # The old group was deleted with its nodes.
-    anew = charge(settings(), metered((HOUR, [machine()])), [], START + 24 * HOUR, START + 20 * HOUR)
-    assert anew.instances["i-1"].ended_at == START + HOUR + TICK
+    assert gone.instances["i-1"].ended_at == START + HOUR + LEASED
+    # The old group was deleted with its nodes; a lease bounds no workers.
+    anew = charge(settings(), metered((HOUR, [machine()])), [], START + 24 * HOUR, START + 1.5 * HOUR)
+    assert anew.instances["i-1"].ended_at == START + 1.5 * HOUR
+    assert metered((HOUR, [machine()]), (24 * HOUR, []), config=settings(mode="workers")).spent_usd == 240
+
+
+def test_nodes_that_no_tick_saw_in_an_outage_cost_their_lease_at_the_dearest_price() -> None:
+    """The last tick asked for them, or their group replaced others; EC2 describes them no more."""
+    lone, leased_usd = metered((HOUR, [machine()])), 30 * (LEASED / HOUR)
+
+    def later(state: ControllerState, gap: timedelta, *machines: Machine, **changes: Any) -> ControllerState:
+        seen = Observation(groups={OWN: group()}, machines=machines)
+        return decide(settings(**changes), state, seen, START + HOUR + gap).state
+
+    assert later(lone, 23 * HOUR).spent_usd == pytest.approx(10 + leased_usd / 3 + 2 * leased_usd)
+    # A node that EC2 describes has come; in a short outage it describes all, and a run without nodes got none.
+    came = machine(instance_id="i-2", launched_at=START + 23.5 * HOUR)
+    assert later(lone, 23 * HOUR, came).spent_usd == pytest.approx(10 + leased_usd / 3 + leased_usd + 5)
+    assert later(lone, 5 * TICK).spent_usd == pytest.approx(10 + 10 * 5 / 60)
+    assert later(replace(lone, phase="waiting"), 23 * HOUR).spent_usd == pytest.approx(10 + leased_usd / 3)
+    assert later(lone, 23 * HOUR, mode="workers").spent_usd == pytest.approx(10 + 230 + 2 * 690)
 
 
 def test_a_price_that_changes_holds_from_then_on() -> None:

@@ -17,13 +17,11 @@ from bootstrap.contract.codec import FormatError, to_json
 from bootstrap.contract.settings import VARIABLE, FirstGroup
 from bootstrap.contract.shared_ceiling import SharedCeiling, read_shared_spend
 from bootstrap.contract.state import NewerStateError
-from bootstrap.contract.timings import LEASE, LEASE_ACTS
 from bootstrap.controller import bucket
 from bootstrap.controller.bucket import ConflictError, StateError
 from bootstrap.controller.gather import HEALTH, INTERRUPTION, RESERVATION, gather
 from bootstrap.controller.handler import TickError, handler, tick
 from infra.controller import TIMEOUT_S
-from tests.engine.moto_extension.activities import record
 from tests.engine.moto_extension.auto_scaling_launches import rooms
 from tests.unit.bootstrap.controller.conftest import ACCOUNT, REGION, Stack, complete, make_group
 from tests.unit.bootstrap.controller.world import PLACES, rotating
@@ -701,44 +699,6 @@ def price(zone: str, usd: str) -> dict[str, Any]:
     return {"AvailabilityZone": zone, "InstanceType": "p4d.24xlarge", "SpotPrice": usd}
 
 
-def test_what_came_and_went_in_an_outage_is_charged_once_at_the_dearest_price(stack: Stack) -> None:
-    known = stack.trained()
-    before = stack.tick()
-    went, minute = stack.now, timedelta(minutes=1)
-
-    def activity(what: str, node: str, start: float, end: float | None) -> None:
-        record(stack.group, f"{what}: {node}", went + start * minute, None if end is None else went + end * minute)
-
-    launching, terminating = "Launching a new EC2 instance", "Terminating EC2 instance"
-    # Weeks ago, folded into the state's dollars since.
-    activity(launching, "i-0000000000000aaa", -9000, -8999)
-    activity(terminating, "i-0000000000000aaa", -8000, -7999)
-    # Before the outage, and metered.
-    activity(launching, known[0], -5, -4)
-    # 40 minutes, and one whose launch was given up: 12 minutes.
-    activity(launching, "i-0000000000000bbb", 60, 62)
-    activity(launching, "i-0000000000000ccc", 61, None)
-    activity(terminating, "i-0000000000000bbb", 98, 100)
-    activity(terminating, "i-0000000000000ccc", 72, 73)
-    # It has not ended: EC2 will describe it.
-    activity(launching, "i-0000000000000ddd", 299, None)
-    for number in range(150):
-        activity("Failed to do something", f"i-{number:016x}", 200, 201)
-    state = stack.tick(300)
-    missed = [state.instances[f"i-0000000000000{name}"] for name in ("bbb", "ccc")]
-    dearest = stack.config.dearest_usd_per_hour
-    assert [instance.spent_usd for instance in missed] == pytest.approx([40 / 60 * dearest, 12 / 60 * dearest])
-    assert state.instances.keys() == {*known, "i-0000000000000bbb", "i-0000000000000ccc"}
-    assert state.unfit_nodes == 0
-    others = 300 / 60 * before.usd_per_hour
-    assert state.spent_usd == pytest.approx(before.spent_usd + others + 52 / 60 * dearest)
-    assert stack.tick().spent_usd == pytest.approx(state.spent_usd + before.usd_per_hour / 60)
-    # Nor do they come back once they are folded.
-    for _ in range(2):
-        stack.tick(60 * 25)
-    assert not stack.read()["instances"].keys() & {"i-0000000000000bbb", "i-0000000000000ccc"}
-
-
 def forget(stack: Stack, nodes: list[str]) -> None:
     """Neither the group nor EC2 tells of the nodes any more: EC2 forgets an ended instance in an hour."""
     stack.clients.autoscaling.detach_instances(
@@ -765,73 +725,6 @@ def test_a_node_that_a_person_detached_stays_on_the_meter_until_it_ends(
     ec2.delete_tags(Resources=[taken], Tags=[{"Key": "gpufleet:stack"}])
     state = stack.tick()
     assert [key for key, one in state.instances.items() if key in nodes and not one.ended_at] == [kept]
-
-
-def test_a_known_node_that_outlived_its_lease_in_an_outage_is_charged_to_its_end(stack: Stack) -> None:
-    """A worker within its group's least size, or a node that cannot read state.json."""
-    known = stack.trained()
-    before = stack.tick()
-    went, hour = stack.now, timedelta(hours=1)
-    forget(stack, known)
-    # One has ended, one is not said to have, and of one Auto Scaling says nothing.
-    record(stack.group, f"Terminating EC2 instance: {known[0]}", went + 4.9 * hour, went + 5 * hour)
-    record(stack.group, f"Terminating EC2 instance: {known[1]}", went + 5 * hour, None)
-    state = stack.tick(10 * 60)
-    leased = LEASE + LEASE_ACTS + timedelta(seconds=stack.config.drain_s)
-    lived = [5 * hour, 10 * hour, leased]
-    assert [state.instances[node].ended_at for node in known] == [went + life for life in lived]
-    each = before.instances[known[0]].usd_per_hour
-    spent = [state.instances[node].spent_usd - before.instances[node].spent_usd for node in known]
-    assert spent == pytest.approx([life / hour * each for life in lived])
-    assert state.unfit_nodes == 0
-    assert stack.tick().instances[known[0]] == state.instances[known[0]]
-
-
-def test_a_node_that_came_in_an_outage_and_whose_end_nothing_tells_is_charged_its_lease(stack: Stack) -> None:
-    """A person detached it, or deleted its group, before it ended."""
-    stack.trained()
-    stack.tick()
-    unseen, began = "i-0000000000000fff", stack.now + timedelta(hours=1)
-    record(stack.group, f"Launching a new EC2 instance: {unseen}", began, began + timedelta(minutes=2))
-    state = stack.tick(10 * 60)
-    leased = LEASE + LEASE_ACTS + timedelta(seconds=stack.config.drain_s)
-    assert state.instances[unseen].ended_at == began + leased
-    assert state.instances[unseen].spent_usd == pytest.approx(leased / timedelta(hours=1) * 30)
-
-
-def test_a_node_that_ended_at_its_launch_in_an_outage_is_charged_its_launch(stack: Stack) -> None:
-    """Auto Scaling launches a node every few minutes; charging a whole lease for each would bill a day per hour."""
-    stack.trained()
-    stack.tick()
-    began, minutes = stack.now + timedelta(hours=1), timedelta(minutes=3)
-    says = "Status Reason: Instance became unhealthy while waiting for instance to be in InService state."
-    for number, status in enumerate(("Cancelled", "Failed")):
-        what = f"Launching a new EC2 instance: i-{number:017x}. {says}"
-        record(stack.group, what, began, began + minutes, StatusCode=status)
-    state = stack.tick(10 * 60)
-    ended = [state.instances[f"i-{number:017x}"] for number in range(2)]
-    assert [one.spent_usd for one in ended] == pytest.approx([minutes / timedelta(hours=1) * 30] * 2)
-
-
-def test_nodes_of_a_group_that_was_deleted_in_an_outage_are_charged_to_their_end(stack: Stack) -> None:
-    """The function died, nodes went on until `pulumi destroy`, and the stack was deployed anew."""
-    known = stack.trained()
-    before = stack.tick()
-    went, hour = stack.now, timedelta(hours=1)
-    forget(stack, known)
-    unseen = "i-0000000000000eee"
-    record(stack.group, f"Launching a new EC2 instance: {unseen}", went + 2 * hour, went + 2.1 * hour)
-    for node in (*known, unseen):
-        record(stack.group, f"Terminating EC2 instance: {node}", went + 2.9 * hour, went + 3 * hour)
-    # More than an answer has, still going on since before the outage, and listed first.
-    for number in range(150):
-        record(stack.group, f"Instance refresh {number}", went - 20 * hour, None)
-    stack.group.created_time = (went + 9 * hour).isoformat()
-    state = stack.tick(10 * 60)
-    assert {state.instances[node].ended_at for node in (*known, unseen)} == {went + 3 * hour}
-    spent = sum(instance.spent_usd for instance in state.instances.values())
-    had = sum(instance.spent_usd for instance in before.instances.values())
-    assert spent - had == pytest.approx((3 * 3 + 1) * stack.config.dearest_usd_per_hour)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def place(
     return Place(
         number=number,
         subnets=f"subnet-{zone}",
-        instance_types=instance_type,
+        instance_type=instance_type,
         purchase=purchase,
         usd_per_hour=usd,
         speed=1.0,
@@ -375,7 +375,7 @@ class World:
         """LaunchInstances with RetryStrategy none: once a token, and a part where there is no more."""
         if answered := [answer for known, answer in self.asked if known == request]:
             return answered[0]
-        launched: dict[str, str] = {}
+        launched: list[str] = []
         first, place = self.config.places[request.place].first, request.place
         asks = [(key, request.nodes if key == place else request.first) for key in self.config.keys_of(place)]
         if first and not first.reservation_id:
@@ -385,13 +385,13 @@ class World:
             # AWS refuses more nodes than the largest size has room for.
             for _ in range(wanted if self.sizes.get(group, 0) + wanted <= self.max_size else 0):
                 if key := self._launch_one(group):
-                    launched[key] = self.nodes[key].instance_type
+                    launched.append(key)
                     self.sizes[group] = self.sizes.get(group, 0) + 1
             if group == place and len(launched) < most:
                 break
         subnet = self.config.places[request.place].subnets
         error = LaunchError(code=self.code, message=self.message, subnet=subnet)
-        answer = LaunchAnswer(instance_types=launched, error=None if len(launched) == request.nodes else error)
+        answer = LaunchAnswer(ids=tuple(launched), error=None if len(launched) == request.nodes else error)
         self.asked.append((request, answer))
         return answer
 
@@ -487,7 +487,7 @@ class World:
         self.nodes[key] = Node(
             place=place,
             lifecycle=spec.purchase,
-            instance_type=spec.instance_types,
+            instance_type=spec.instance_type,
             subnet=spec.subnets,
             usd_per_hour=owned.usd_per_hour if owned else spec.usd_per_hour,
             launched_at=self.now,
