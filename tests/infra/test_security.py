@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import base64
 import fnmatch
 import json
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore import xform_name
+from botocore.session import get_session
 
 from bootstrap.contract.report import instance_of
 from infra.naming import Names
@@ -166,35 +169,63 @@ def training_policy(uri: str) -> dict[str, Any]:
     return roles.training_policy(NAMES, key_arn="key", vpc_id="", read_prefixes={"Data": uri})
 
 
-# Actions of boto3's calls in bootstrap.training.stores and the metrics publisher.
-PYTHON_CALLS = {
-    "s3:PutObject",
-    "s3:AbortMultipartUpload",
-    "s3:GetObject",
-    "s3:ListBucket",
-    "s3:DeleteObject",
-    "s3:PutObjectTagging",
-    "cloudwatch:PutMetricData",
+# Actions of the AWS CLI's commands that have another name, and of boto3's operations.
+CLI = {"s3:Cp": "s3:GetObject", "ecr:GetLoginPassword": "ecr:GetAuthorizationToken"}
+BOTO3 = {
+    "put_object_tagging": "s3:PutObjectTagging",
+    "get_object": "s3:GetObject",
+    "head_object": "s3:GetObject",
+    "list_objects_v2": "s3:ListBucket",
+    "delete_object": "s3:DeleteObject",
 }
-# Training code reads its secrets, and Session Manager's agent is part of the image.
-OTHERS = ("ssm:", "ssmmessages:", "kms:")
+# Uploads of the CRT and of boto3's transfer manager, and the CloudWatch agent's metrics.
+OF_LIBRARIES = {"s3:PutObject", "s3:AbortMultipartUpload", "cloudwatch:PutMetricData"}
+# Training code reads its secrets, and Session Manager's agent and docker are part of the image.
+OF_PROGRAMS = ("ssm:", "ssmmessages:", "kms:", "ecr:Batch", "ecr:GetDownload")
+
+
+def cli_calls(text: str, *, is_shell: bool) -> set[tuple[str, str]]:
+    """Service and command of each call; the AWS CLI has no other name, and no call leaves its command to a variable."""
+    if is_shell:
+        code = re.sub(r"(?m)(?:^|\s)#.*", "", text)
+        calls = re.findall(r"(?<![\w./-])aws(?![\w./-])(?:[ =]\s*([\w-]+))?(?: ([\w-]+))?", code)
+        # check-platform.sh looks for the program.
+        return set(calls) - {("curl", "python3"), ("and", "curl")}
+    tree, found, named = ast.parse(text), set[tuple[str, str]](), 0
+    for node in ast.walk(tree):
+        named += isinstance(node, ast.Name) and node.id == "aws_cli"
+        named += isinstance(node, ast.Attribute) and node.attr in ("_aws", "aws_cli")
+        if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in ("self._aws", "aws_cli"):
+            words = node.args[name == "aws_cli" :]
+            if ast.unparse(words[0]) != "*arguments":
+                service, command = (ast.literal_eval(word) for word in words[:2])
+                found.add((service, command))
+            named -= 1
+    assert not named, "the AWS CLI is called by another name"
+    return found
 
 
 def test_a_node_may_call_exactly_what_its_scripts_call(repository: Path) -> None:
     """A missing permission would show on a paid node only."""
-    called = {"s3:GetObject"}  # aws s3 cp from the bucket
-    bootstrap = repository / "bootstrap"
-    for path in (*bootstrap.rglob("*.sh"), *(bootstrap / "agent").glob("*.py")):
-        # A shell's words, or Python's strings of the same words.
-        text = re.sub(r"\\\n\s*|\",\s*\"", " ", path.read_text())
-        for service, operation in re.findall(
-            r"\b(autoscaling|ec2|logs|s3api|cloudwatch) ([a-z]+(?:-[a-z]+)+)[ \"]", text
-        ):
-            action = "".join(word.capitalize() for word in operation.split("-"))
-            called.add(f"{service.removesuffix('api')}:{action}")
-    assert len(called) > 8
-    allowed = node_actions(workers=True)
-    assert {action for action in allowed if not action.startswith(OTHERS)} == called | PYTHON_CALLS
+    bootstrap, calls, operations = repository / "bootstrap", set[tuple[str, str]](), set[str]()
+    for path in (*bootstrap.rglob("*.sh"), repository / "infra/user_data.py"):
+        calls |= cli_calls(path.read_text(), is_shell=True)
+    known = {xform_name(name) for name in get_session().get_service_model("s3").operation_names} - {"copy_object"}
+    for path in bootstrap.rglob("*.py"):
+        text = path.read_text()
+        if path.is_relative_to(bootstrap / "agent"):
+            calls |= cli_calls(text, is_shell=False)
+            assert text.count('"aws"') == (path.name == "commands.py") and not re.search(r"(import|from) boto", text)
+        elif not path.is_relative_to(bootstrap / "controller"):
+            operations |= set(re.findall(r"\w+", text)) & known
+            clients = re.findall(r"\bboto3?\w*\.(\w+)\((.*?)[,)]", text)
+            is_s3_alone = set(clients) <= {("client", '"s3"'), ("Session", "")}
+            assert is_s3_alone and not re.search(r"from boto3 import|boto3 as", text), f"{path}: map its calls too"
+    assert operations == BOTO3.keys()
+    called = {f"{service.removesuffix('api')}:{command.title().replace('-', '')}" for service, command in calls}
+    called = {CLI.get(action, action) for action in called - {"s3:ListObjectsV2"}} | set(BOTO3.values()) | OF_LIBRARIES
+    allowed = node_actions(workers=True, training_role_arn="role", image=CONTAINER)
+    assert {action for action in allowed if not action.startswith(OF_PROGRAMS)} == called
     secrets = {"ssm:GetParameter", "ssm:GetParameters", "ssm:GetParametersByPath", "ssm:UpdateInstanceInformation"}
     assert {action for action in allowed if action.startswith(("ssm:", "kms:"))} == secrets | {
         "kms:Decrypt",
