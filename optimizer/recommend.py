@@ -136,11 +136,7 @@ def recommend(
     catalog = catalog or load()
     calibration = calibration or calibrations.load()
     problem = Problem.resolve(request, catalog, calibration)
-    results = find_candidates(problem)
-    tables = [result for result in results if isinstance(result, CandidateTable)]
-    rejections = (result if isinstance(result, Rejection) else result.reject(request.constraints) for result in results)
-    rejected = [entry for entry in rejections if entry]
-    cheapest = list_cheapest(tables, request.constraints)
+    tables, rejected = find_candidates(problem)
     ranking = rank(tables, request)
     chosen = list_chosen(ranking, request)
     contrasts = [candidate for candidate in (ranking.faster, ranking.cheaper) if candidate]
@@ -159,7 +155,7 @@ def recommend(
         cheaper=plans[ranking.cheaper] if ranking.cheaper else None,
         nearest=() if first else tuple(find_nearest(problem, tables)),
         rejected=tuple(rejected),
-        candidates=cheapest,
+        candidates=list_cheapest(tables, request.constraints),
         searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in tables),
         configurations=sum(table.fastest.configurations for table in tables),
         notes=(
@@ -271,15 +267,10 @@ def _describe_unused(
         return next(entry.reason for entry in rejected if entry.instance_type == owned.instance_type)
     uses = [i for i, purchase in enumerate(table.purchases) if owned in (purchase.reservation, *purchase.following)]
     on_owned = table.keep(np.flatnonzero(np.isin(table.purchase, uses)))
-    if not on_owned.nodes.size:
-        least = int(table.fastest.nodes.min())
-        return f"the fewest nodes of {owned.instance_type} that the training fits on are {least}"
-    if (feasible := on_owned.feasible(limits)).any():
-        usd = float(on_owned.cost.expected[feasible].min())
-        return f"other plans are better; the cheapest on it costs {usd:,.2f} USD expected"
-    rejection = on_owned.reject(limits)
-    assert rejection is not None  # none is feasible
-    return rejection.reason
+    if (rejection := on_owned.reject(limits)) is not None:
+        return rejection.reason
+    usd = float(on_owned.cost.expected[on_owned.feasible(limits)].min())
+    return f"other plans are better; the cheapest on it costs {usd:,.2f} USD expected"
 
 
 class _CallableModule(ModuleType):

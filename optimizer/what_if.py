@@ -16,7 +16,7 @@ from optimizer.catalog import Catalog
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import Constraints, FleetRequest
 from optimizer.performance.calibration import Calibration
-from optimizer.search.candidates import Candidate, CandidateTable, find_tables
+from optimizer.search.candidates import Candidate, CandidateTable, find_candidates
 from optimizer.search.nearest import find_least, find_needs
 from optimizer.search.plan_builder import build_plans
 from optimizer.search.problem import Problem
@@ -50,7 +50,7 @@ def find_curves(
         axes: the curves with their values; without values, ``points`` from the fastest to the cheapest plan.
     """
     problem = Problem.resolve(request, catalog, calibration)
-    tables = find_tables(problem)
+    tables, _ = find_candidates(problem)
     curve_points = []
     for against, values in axes.items():
         for value in sorted(set(values)) or _choose_values(problem, tables, against, points):

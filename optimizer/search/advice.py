@@ -10,7 +10,7 @@ from optimizer.contract.hardware import Offer, break_even_hours
 from optimizer.contract.plan import FleetPlan, describe_undriven
 from optimizer.contract.units import HOURS_PER_YEAR, short, usd_text
 from optimizer.performance.frameworks import CNN_DEFAULT, TRAINER
-from optimizer.search.candidates import find_tables
+from optimizer.search.candidates import find_candidates
 from optimizer.search.problem import Problem
 from optimizer.search.ranking import rank_first
 
@@ -107,7 +107,7 @@ def describe_compiler(problem: Problem, plan: FleetPlan) -> list[str]:
     # One type: all of them would double the time of an answer.
     own = tuple(instance for instance in problem.instance_types if instance.name == plan.instance_type)
     compiled = replace(problem.revise(compiled=True), instance_types=own)
-    candidate = rank_first(find_tables(compiled), compiled.request)
+    candidate = rank_first(find_candidates(compiled)[0], compiled.request)
     usd = float(candidate.table.cost.expected[candidate.row]) if candidate else math.inf
     saved = plan.cost_usd.expected - usd
     if candidate is None or saved < _LEAST_SAVING * plan.cost_usd.expected:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,15 +17,12 @@ from optimizer.contract.request import Constraints
 from optimizer.economics.checkpoint import CheckpointTimes, checkpoints
 from optimizer.economics.fleet_cost import Bought, FleetCost, HourlyRates, run_cost
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
-from optimizer.economics.running_costs import RATES
-from optimizer.performance.types import Bools, Floats, Ints, take_rows
+from optimizer.economics.running_costs import RATES, reserve_hours
+from optimizer.performance.types import DDP, Bools, Floats, Ints, take_rows
 from optimizer.search.fastest import Fastest, find_fastest
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import PricedPurchase, find_purchases
 from optimizer.search.rejections import Binding, Rejection
-
-# With fewer types, numpy's calls dominate; with more, arrays miss the cache.
-_TYPES_TOGETHER = 6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,6 +60,13 @@ class CandidateTable:
         if self.feasible(limits).any():
             return None
         name, available_hours = self.fastest.instance.name, self._available_hours
+        if not self.nodes.size:
+            fewest = int(self.fastest.nodes.min())
+            owned = max(purchase.reservation.count for purchase in self.purchases if purchase.reservation)
+            reason = (
+                f"the fewest nodes of {name} that the training fits on are {fewest}, and the reservation has {owned}"
+            )
+            return Rejection(name, reason, "memory", fewest, owned)
         hours, usd = self.outcome.hours_p95, self.cost.p95 + self.cost.reserve
         if not np.isfinite(hours).any():
             reason = "spot nodes are lost faster than the job recovers"
@@ -157,117 +160,97 @@ class Candidate(NamedTuple):
         return f"{self.nodes} x {self.table.fastest.instance.name}"
 
 
-def find_candidates(problem: Problem) -> list[CandidateTable | Rejection]:
-    """Find all candidates of each of the problem's types, feasible or not."""
-    instances = {instance.name: instance for instance in problem.instance_types}
-    purchases = {name: find_purchases(problem, instance) for name, instance in instances.items()}
-    bought = {name: found for name, found in purchases.items() if not isinstance(found, Rejection)}
-    fastest = dict(zip(bought, find_fastest(problem, [instances[name] for name in bought]), strict=True))
-    types = [(found, bought[name]) for name, found in fastest.items() if isinstance(found, Fastest)]
-    batches = (types[start : start + _TYPES_TOGETHER] for start in range(0, len(types), _TYPES_TOGETHER))
-    tables = chain.from_iterable(build_tables(problem, batch) for batch in batches)
-    results = (fastest.get(name, found) for name, found in purchases.items())
-    return [found if isinstance(found, Rejection) else next(tables) for found in results]
+def find_candidates(problem: Problem) -> tuple[list[CandidateTable], list[Rejection]]:
+    """Find the candidates of each of the problem's types, feasible or not, and why types have none that is."""
+    found = {instance.name: find_purchases(problem, instance) for instance in problem.instance_types}
+    purchases = {name: options for name, options in found.items() if not isinstance(options, Rejection)}
+    bought = [instance for instance in problem.instance_types if instance.name in purchases]
+    fastest = dict(zip(purchases, find_fastest(problem, bought), strict=True))
+    tables, rejected = [], []
+    for name, options in found.items():
+        result: Fastest | Rejection | Sequence[PricedPurchase] | None = fastest.get(name, options)
+        if isinstance(result, Fastest):
+            tables.append(build_table(problem, result, purchases[name]))
+            result = tables[-1].reject(problem.request.constraints)
+        if isinstance(result, Rejection):
+            rejected.append(result)
+    return tables, rejected
 
 
-def find_tables(problem: Problem) -> list[CandidateTable]:
-    """Find the candidates as ``find_candidates``, without the rejections."""
-    return [result for result in find_candidates(problem) if isinstance(result, CandidateTable)]
+def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPurchase]) -> CandidateTable:
+    """Cross the configurations of a type with its purchases; compute the hours and dollars of all."""
+    configuration, purchase = np.indices((fastest.nodes.size, len(purchases))).reshape(2, -1)
 
+    def column(values: Sequence[float]) -> Floats:
+        return np.array(values, dtype=float)[purchase]
 
-def build_tables(problem: Problem, types: Sequence[tuple[Fastest, Sequence[PricedPurchase]]]) -> list[CandidateTable]:
-    """Cross each type's configurations with its purchases; compute hours and dollars of all types at once."""
-    configurations = [fastest for fastest, _ in types]
-    purchases = [purchase for _, options in types for purchase in options]
-    first_configuration = np.cumsum([0, *(fastest.nodes.size for fastest in configurations)]).tolist()
-    first_purchase = np.cumsum([0, *(len(options) for _, options in types)]).tolist()
-    crossed = [np.indices((fastest.nodes.size, len(options))).reshape(2, -1) for fastest, options in types]
-    configuration = np.concatenate([pair[0] + first for pair, first in zip(crossed, first_configuration, strict=False)])
-    purchase = np.concatenate([pair[1] + first for pair, first in zip(crossed, first_purchase, strict=False)])
-
-    def by_configuration(values: Sequence[NDArray[Any]]) -> Floats:
-        column: Floats = np.concatenate(values)[configuration]
-        return column
-
-    def by_purchase(values: Sequence[float]) -> Floats:
-        column: Floats = np.array(values, dtype=float)[purchase]
-        return column
-
-    owned = by_purchase([p.reservation.count if p.reservation else math.inf for p in purchases])
-    base = by_purchase([p.base for p in purchases])
-    nodes = by_configuration([fastest.nodes for fastest in configurations])
-    topped_up = by_purchase([p.topped_up for p in purchases]) > 0
+    owned = column([p.reservation.count if p.reservation else math.inf for p in purchases])
+    base = column([p.base for p in purchases])
+    topped_up = column([p.topped_up for p in purchases]) > 0
+    nodes = fastest.nodes[configuration]
     keep = ((nodes > owned) == topped_up) & ((base == 0) | (nodes > base))
     rented = np.where(topped_up, nodes - owned, 0)[keep]
     configuration, purchase, base, nodes = configuration[keep], purchase[keep], base[keep], nodes[keep].astype(float)
-    reserve_hours = by_configuration([fastest.reserve_hours(problem) for fastest in configurations])
-    market_after = by_purchase([p.hours if p.fallback else math.inf for p in purchases])
+    is_whole = fastest.sharding == DDP
+    # As FleetPlan has it, one node writes the last state of DDP, which every rank holds whole.
+    step_s = fastest.train_hours * 3600 / problem.amount.steps
+    last_writers = np.where(is_whole, 1, fastest.nodes)
+    end_hours = reserve_hours(step_s, problem.checkpoint_gib, last_writers)[configuration]
+    market_after = column([p.hours if p.fallback else math.inf for p in purchases])
     bought = Bought(
         nodes=nodes,
         base=base,
         rented=rented,
-        spot=by_purchase([p.option == "spot" for p in purchases]),
-        committed=by_purchase([p.committed for p in purchases]),
-        fallback=by_purchase([p.fallback and p.option == "spot" for p in purchases]) > 0,
-        usd_per_hour=by_purchase([p.price.usd_per_hour for p in purchases]),
-        p95_usd_per_hour=by_purchase([p.p95_usd_per_hour for p in purchases]),
-        on_demand_usd_per_hour=by_purchase(
-            [p.offer.on_demand.usd_per_hour if p.offer.on_demand else 0 for p in purchases]
-        ),
-        market_after_hours=market_after - reserve_hours * by_purchase([1 + len(p.following) for p in purchases]),
+        spot=column([p.option == "spot" for p in purchases]),
+        committed=column([p.committed for p in purchases]),
+        fallback=column([p.fallback and p.option == "spot" for p in purchases]) > 0,
+        usd_per_hour=column([p.price.usd_per_hour for p in purchases]),
+        p95_usd_per_hour=column([p.p95_usd_per_hour for p in purchases]),
+        on_demand_usd_per_hour=column([p.offer.on_demand.usd_per_hour if p.offer.on_demand else 0 for p in purchases]),
+        market_after_hours=market_after - end_hours * column([1 + len(p.following) for p in purchases]),
     )
-    copies = [problem.node_copy(p.offer.instance.name) for p in purchases]
+    copy = problem.node_copy(fastest.instance.name)
     running = [problem.running_costs(p.offer.region) for p in purchases]
     rates = HourlyRates.of(
         bought,
-        reserve_hours=reserve_hours,
-        copy_usd=by_purchase(
-            [copy.requests * usd.read_request_usd if copy else 0.0 for copy, usd in zip(copies, running, strict=True)]
-        ),
-        **{name: by_purchase([getattr(usd, name) for usd in running]) for name in RATES},
+        reserve_hours=end_hours,
+        copy_usd=column([copy.requests * usd.read_request_usd if copy else 0.0 for usd in running]),
+        **{name: column([getattr(usd, name) for usd in running]) for name in RATES},
     )
-    gpus_per_node = by_purchase([p.offer.instance.ranks for p in purchases])
+    gpus_per_node = np.full(nodes.size, float(fastest.instance.ranks))
     saves = checkpoints(
         problem.checkpoint_gib,
         problem.recipe.framework,
         nodes=nodes,
         gpus_per_node=gpus_per_node,
-        writers=by_configuration([fastest.checkpoint_writers for fastest in configurations]),
+        writers=np.where(is_whole, np.minimum(fastest.nodes, fastest.layouts.pipeline), fastest.nodes)[configuration],
         usd=rates.checkpoint_usd,
     )
     outcome = predict_outcome(
         Fleets(
-            train_hours=by_configuration([fastest.train_hours for fastest in configurations]),
-            log_error=by_configuration([fastest.relative_error for fastest in configurations]),
+            train_hours=fastest.train_hours[configuration],
+            log_error=fastest.relative_error[configuration],
             nodes=nodes,
             spot_nodes=bought.spot_nodes,
             gpus_per_node=gpus_per_node,
-            spot_rate=by_purchase([p.hazard.rate_per_node_hour if p.hazard else 0 for p in purchases]),
-            spot_wait_hours=by_purchase([p.hazard.wait_hours if p.hazard else 0 for p in purchases]),
+            spot_rate=column([p.hazard.rate_per_node_hour if p.hazard else 0 for p in purchases]),
+            spot_wait_hours=column([p.hazard.wait_hours if p.hazard else 0 for p in purchases]),
             checkpoints=saves,
             usd_per_hour=rates.nodes_usd_per_hour,
             fallback=bought.fallback,
-            staging_hours=by_purchase([copy.hours if copy else 0.0 for copy in copies]),
+            staging_hours=np.full(nodes.size, copy.hours if copy else 0.0),
         )
     )
-    cost = run_cost(outcome, rates, bought)
-    ends = np.searchsorted(configuration, first_configuration).tolist()
-    tables = []
-    for i, (fastest, options) in enumerate(types):
-        rows = slice(ends[i], ends[i + 1])
-        tables.append(
-            CandidateTable(
-                fastest=fastest,
-                purchases=tuple(options),
-                configuration=configuration[rows] - first_configuration[i],
-                purchase=purchase[rows] - first_purchase[i],
-                outcome=take_rows(outcome, rows),
-                cost=take_rows(cost, rows),
-                reserve_hours=reserve_hours[rows],
-                checkpoints=take_rows(saves, rows),
-            )
-        )
-    return tables
+    return CandidateTable(
+        fastest=fastest,
+        purchases=tuple(purchases),
+        configuration=configuration,
+        purchase=purchase,
+        outcome=outcome,
+        cost=run_cost(outcome, rates, bought),
+        reserve_hours=end_hours,
+        checkpoints=saves,
+    )
 
 
 CHEAPEST_COLUMNS = (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from bootstrap.contract.words import counted
 from optimizer.contract.hardware import InstanceType
 from optimizer.contract.plan import Parallelism
 from optimizer.contract.units import GIB
-from optimizer.economics.running_costs import reserve_hours
-from optimizer.performance.calibration import POOLED
+from optimizer.performance.calibration import POOLED, Coefficients
 from optimizer.performance.case import Case
 from optimizer.performance.confidence import measured_splits, speed_source
 from optimizer.performance.memory import limit_bytes, memory
@@ -82,19 +81,6 @@ class Fastest:
         """Node count of each configuration."""
         return self.layouts.nodes
 
-    @property
-    def checkpoint_writers(self) -> Floats:
-        """Nodes that write a checkpoint together, each its own part of the state."""
-        split = np.minimum(self.layouts.nodes, self.layouts.pipeline)
-        return np.where(self.sharding == DDP, split, self.layouts.nodes).astype(float)
-
-    def reserve_hours(self, problem: Problem) -> Floats:
-        """The drain reserve of each configuration."""
-        # Like FleetPlan: one node writes a state that every rank holds whole.
-        writers = np.where(self.sharding == DDP, 1, self.nodes)
-        step_s = self.train_hours * 3600 / problem.amount.steps
-        return reserve_hours(step_s, problem.checkpoint_gib, writers)
-
     def parallelism(self, index: int) -> Parallelism:
         """One configuration, as a plan has it."""
         columns = {name: int(getattr(self.layouts, name)[index]) for name in GRID_COLUMNS if name != "nodes"}
@@ -103,6 +89,25 @@ class Fastest:
             "activation_checkpointing": CHECKPOINTINGS[self.checkpointing[index]],
         }
         return Parallelism.model_validate(columns | names)
+
+
+class _Machine(NamedTuple):
+    """A type as the estimator has it: a case to move to other layouts, and the fitted coefficients of its GPU."""
+
+    hardware: Hardware
+    case: Case
+    coefficients: Coefficients
+
+
+def _read_machines(problem: Problem, instances: Iterable[InstanceType]) -> list[_Machine]:
+    return [
+        _Machine(
+            node,
+            Case(problem.model, problem.recipe, node, Grid(nodes=1, data=1)),
+            problem.calibration.coefficients(node.gpu, problem.recipe),
+        )
+        for node in map(Hardware.from_instance_type, instances)
+    ]
 
 
 class SearchSpace:
@@ -121,23 +126,21 @@ class SearchSpace:
     def __init__(self, problem: Problem, instances: Sequence[InstanceType], table: LayoutTable) -> None:
         recipe, calibration, model = problem.recipe, problem.calibration, problem.model
         self.table, self.splits = table, table.splits
-        hardware = [Hardware.from_instance_type(instance) for instance in instances]
-        self._cases = [Case(model, recipe, node, Grid(nodes=1, data=1)) for node in hardware]
-        self._coefficients = [calibration.coefficients(node.gpu, recipe) for node in hardware]
         self.shardings = allowed_shardings(recipe)
         self.checkpointings = allowed_checkpointings(model)
         self.can_shard = (table.data * table.context > 1) | (self.shardings == DDP)[:, None, None]
         self.configurations = int(np.count_nonzero(self.can_shard)) * self.checkpointings.size
         self._steps = problem.amount.steps
+        self._machines = _read_machines(problem, instances)
         self._find_memory()
         # Errors of each machine on one node, on several, and with a pipeline over several; bits of unmeasured splits.
         self._errors: Floats = np.array(
             [
                 [
-                    speed_source(calibration, model, recipe, node, nodes, splits)[0].relative_error
+                    speed_source(calibration, model, recipe, machine.hardware, nodes, splits)[0].relative_error
                     for nodes, splits in ((1, ()), (2, ()), (2, ("pipeline",)))
                 ]
-                for node in hardware
+                for machine in self._machines
             ]
         )
         self._pooled_error = calibration.residuals[POOLED].relative_error
@@ -150,7 +153,7 @@ class SearchSpace:
 
     def _find_memory(self) -> None:
         # Memory depends on the GPU by a workspace alone, so the machine with the largest stands for all.
-        case = max(self._cases, key=lambda case: case.rates.product_workspace)
+        case = max((machine.case for machine in self._machines), key=lambda case: case.rates.product_workspace)
         size = self.table.size
         self.p95_gib = np.empty((self.shardings.size, self.checkpointings.size, size))
         self.nccl_gib = np.empty(size)
@@ -169,7 +172,7 @@ class SearchSpace:
 
     def limit_gib(self, machine: int) -> Floats:
         """Memory that each row may have."""
-        return np.asarray(limit_bytes(self._cases[machine].rates.gpu_memory_bytes, self.nccl_gib * GIB) / GIB)
+        return np.asarray(limit_bytes(self._machines[machine].case.rates.gpu_memory_bytes, self.nccl_gib * GIB) / GIB)
 
     def find_fastest(self, machine: int, instance: InstanceType) -> Fastest:
         """Evaluate all that fits on a machine; pick the simplest of the fastest of each node count, measured or not.
@@ -186,8 +189,8 @@ class SearchSpace:
             piece = slice(start, start + CHUNK)
             columns = self._columns(row[piece])
             columns |= {"sharding": sharding[piece].astype(float), "checkpointing": checkpointing[piece].astype(float)}
-            case = self._cases[machine].moved(**columns)
-            parts_s = step_seconds(StepTable(case), self._coefficients[machine])
+            case = self._machines[machine].case.moved(**columns)
+            parts_s = step_seconds(StepTable(case), self._machines[machine].coefficients)
             hours[piece] = self._steps * np.asarray(sum(parts_s.values())) / 3600
         slot = self.table.nodes[row] * 2 + self.is_unmeasured(machine, row)
         best = np.full((int(self.table.nodes.max()) + 1, 2), np.inf)
@@ -296,15 +299,12 @@ def _reject_memory(space: SearchSpace, machine: int, instance: InstanceType) -> 
 def estimate_configurations(problem: Problem, chosen: Sequence[tuple[Fastest, int]]) -> Estimates:
     """Estimates of at least one configuration, each an index in a ``Fastest``."""
     types = {fastest.instance.name: fastest.instance for fastest, _ in chosen}
-    position = {name: i for i, name in enumerate(types)}
     columns: dict[str, Any] = {
         name: np.array([getattr(f.layouts, name)[i] for f, i in chosen], float) for name in GRID_COLUMNS
     }
     for name in ("sharding", "checkpointing"):
         columns[name] = np.array([getattr(fastest, name)[i] for fastest, i in chosen], float)
-    machine = np.array([position[fastest.instance.name] for fastest, _ in chosen])
-    nodes = [Hardware.from_instance_type(instance) for instance in types.values()]
-    cases = [Case(problem.model, problem.recipe, node, Grid(nodes=1, data=1)) for node in nodes]
-    coefficients = stack([problem.calibration.coefficients(node.gpu, problem.recipe) for node in nodes])
-    rates = stack([cases[i].rates for i in machine])
-    return estimate_case(cases[0].moved(rates=rates, **columns), take_rows(coefficients, machine))
+    machines = dict(zip(types, _read_machines(problem, types.values()), strict=True))
+    of_each = [machines[fastest.instance.name] for fastest, _ in chosen]
+    case = of_each[0].case.moved(rates=stack([machine.case.rates for machine in of_each]), **columns)
+    return estimate_case(case, stack([machine.coefficients for machine in of_each]))

@@ -17,7 +17,7 @@ import numpy as np
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import Constraints, flag_of
-from optimizer.search.candidates import Candidate, CandidateTable, find_tables
+from optimizer.search.candidates import Candidate, CandidateTable, find_candidates
 from optimizer.search.plan_builder import build_plans
 from optimizer.search.problem import AXES, Problem
 from optimizer.search.ranking import rank_first
@@ -156,7 +156,7 @@ def _change(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[N
         wider = problem.revise(**changes)
     except InvalidInputError:  # the workload computes in bf16 alone, as QLoRA does
         return []
-    tables = find_tables(wider)
+    tables, _ = find_candidates(wider)
     if "max_nodes" in changes:
         candidate = find_least(tables, wider.request.constraints, "max_nodes")
     else:
@@ -192,4 +192,4 @@ def finds_wider(problem: Problem) -> bool:
     if not problem.reach.only_trainers:
         return False
     wider = problem.revise(parallelism=AXES)
-    return rank_first(find_tables(wider), wider.request) is not None
+    return rank_first(find_candidates(wider)[0], wider.request) is not None

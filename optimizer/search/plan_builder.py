@@ -18,9 +18,11 @@ from optimizer.contract.plan import (
     Memory,
     NodeItem,
     NodeSpec,
+    Parallelism,
     PlannedJob,
     PlanPrice,
     Purchase,
+    SpeedSource,
     SpotRange,
     Tuning,
 )
@@ -34,6 +36,7 @@ from optimizer.economics.planned import (
     describe_staging,
 )
 from optimizer.economics.running_costs import CONTROLLER_ITEMS
+from optimizer.performance.confidence import speed_source
 from optimizer.performance.expected import expected_rates
 from optimizer.performance.types import Estimates, Hardware
 from optimizer.search.candidates import Candidate
@@ -87,7 +90,7 @@ def _build(problem: Problem, candidate: Candidate, estimates: Estimates, i: int,
         prices=(*list_node_prices(purchase), *list_unit_prices(region, problem.catalog, work)),
         lustre=lustre,
         spot_range=_describe_range(candidate, run["cost_usd"].expected),
-        calibration=problem.describe_speed(fastest.instance, nodes, parallelism),
+        calibration=describe_speed(problem, fastest.instance, nodes, parallelism),
         expected=expected_rates(Hardware.from_instance_type(fastest.instance), nodes, problem.calibration),
     )
 
@@ -162,18 +165,11 @@ def describe_node(instance: InstanceType) -> NodeSpec:
     return NodeSpec.model_validate({name: getattr(instance, name) for name in names} | {"gpu": instance.gpu.name})
 
 
-def can_replace(own: InstanceType, other: InstanceType) -> bool:
-    """True where a stack made for ``own`` can boot nodes of ``other``, whose GPUs may have more memory.
-
-    The node's checks count on a GPU model, the launch template on its network cards.
-    """
-    same = ("gpu_count", "network_cards", "efa_cards", "gpudirect", "interconnect", "cpu_architecture")
-    at_least = ("gpu_memory_gib", "vcpus", "memory_gib", "nvme_gb", "network_gbit_per_s")
-    return (
-        own.gpu.name == other.gpu.name
-        and all(getattr(own, name) == getattr(other, name) for name in same)
-        and all(getattr(own, name) <= getattr(other, name) for name in at_least)
-    )
+def describe_speed(problem: Problem, instance: InstanceType, nodes: int, parallelism: Parallelism) -> SpeedSource:
+    """Source and error of the speed of a layout on ``nodes`` nodes of a type."""
+    hardware, splits = Hardware.from_instance_type(instance), parallelism.beyond_data
+    residual, source = speed_source(problem.calibration, problem.model, problem.recipe, hardware, nodes, splits)
+    return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
 
 
 def list_node_prices(purchase: PricedPurchase) -> list[PlanPrice]:

@@ -15,18 +15,16 @@ from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
-from optimizer.contract.plan import QUOTE, Parallelism, SpeedSource, Volumes, describe_undriven
+from optimizer.contract.plan import QUOTE, Volumes, describe_undriven
 from optimizer.contract.request import Axis, FleetRequest, Quote, Workload, matches_type
-from optimizer.contract.units import rounded
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.running_costs import RunningCosts, running_costs
 from optimizer.economics.staging import NodeCopy, node_copy
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.confidence import speed_source
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import DEFAULT, TRAINER
 from optimizer.performance.setups import USUAL_SEQ_LEN, build_recipe
-from optimizer.performance.types import SHARDINGS, Hardware, Recipe
+from optimizer.performance.types import SHARDINGS, Recipe
 from optimizer.search.global_batch import choose_global_batch
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
@@ -212,8 +210,6 @@ class Problem:
         recipe = _build_recipe(request, model)
         limits = request.constraints
         catalog = _with_quotes(catalog, limits.quotes)
-        ranks = [owned.count * catalog.instance_type(owned.instance_type).ranks for owned in limits.usable_reservations]
-        amount = Amount.resolve(request.workload, model, recipe.seq_len, owned=max(ranks, default=1))
         regions = _match(limits.regions, catalog.regions(), fnmatchcase, catalog.check_region)
         for owned in limits.existing_reservations:
             catalog.instance_type(owned.instance_type)
@@ -230,11 +226,12 @@ class Problem:
                 limit=f"the GPUs of these types: {', '.join(has)}",
                 next_step="leave out one of gpus and instance_types",
             )
+        ranks = [owned.count * catalog.instance_type(owned.instance_type).ranks for owned in limits.usable_reservations]
         return cls(
             request=request,
             model=model,
             recipe=recipe,
-            amount=amount,
+            amount=Amount.resolve(request.workload, model, recipe.seq_len, owned=max(ranks, default=1)),
             catalog=catalog,
             calibration=calibration,
             regions=tuple(regions),
@@ -276,13 +273,6 @@ class Problem:
     def reach(self) -> Reach:
         """Layouts that the training code can carry out."""
         return find_reach(self.request, self.model, self.recipe.seq_len)
-
-    def describe_speed(self, instance: InstanceType, nodes: int, parallelism: Parallelism) -> SpeedSource:
-        """Source and error of the speed of a layout on ``nodes`` nodes of a type."""
-        hardware = Hardware.from_instance_type(instance)
-        splits = parallelism.beyond_data
-        residual, source = speed_source(self.calibration, self.model, self.recipe, hardware, nodes, splits)
-        return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
 
     @cached_property
     def checkpoint_gib(self) -> float:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from optimizer.contract.plan import Alternate, FleetPlan
-from optimizer.search.alternates import MAX_ALTERNATES
+from optimizer.search.alternates import MAX_ALTERNATES, can_replace
 from optimizer.search.fastest import SAME
-from optimizer.search.plan_builder import can_replace
 from tests.unit.optimizer.search.requests import answer, catalog
 
 A100: dict[str, Any] = {"instance_types": ["p4d", "p4de"], "regions": ["us-east-1"], "max_nodes": 2}

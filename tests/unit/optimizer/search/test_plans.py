@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from optimizer.recommend import Recommendation
-from optimizer.search.candidates import CandidateTable, find_candidates
 from optimizer.search.problem import Problem
-from optimizer.search.rejections import Rejection
 from tests.unit.optimizer.search.requests import answer, calibration, catalog, request
-
-
-def test_candidates_of_a_type_are_the_same_beside_other_types() -> None:
-    limits: dict[str, Any] = {"instance_types": ["g6", "g6e", "g5*", "p4d"], "purchase_options": ["on-demand", "spot"]}
-    wanted = request(**limits, regions=["us-east-1", "us-west-2", "eu-west-1"])
-    problem = Problem.resolve(wanted, catalog(), calibration())
-    together = find_candidates(problem)
-    assert len(together) == len(problem.instance_types) > 12
-    for instance, table in zip(problem.instance_types, together, strict=True):
-        (alone,) = find_candidates(replace(problem, instance_types=(instance,)))
-        if isinstance(table, Rejection):
-            assert table == alone
-            continue
-        assert isinstance(alone, CandidateTable)
-        assert table.fastest.instance.name == instance.name and table.purchases == alone.purchases
-        for name in ("configuration", "purchase", "reserve_hours"):
-            assert np.array_equal(getattr(table, name), getattr(alone, name))
-        assert np.allclose(table.outcome.hours_p95, alone.outcome.hours_p95, rtol=1e-12, equal_nan=True)
-        assert np.allclose(table.cost.p95, alone.cost.p95, rtol=1e-12, equal_nan=True)
 
 
 def test_a_revised_request_keeps_the_model_that_was_read() -> None:

@@ -12,7 +12,7 @@ import pytest
 from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.recommend import Recommendation
-from optimizer.search.candidates import Candidate, CandidateTable, find_candidates
+from optimizer.search.candidates import Candidate, find_candidates
 from optimizer.search.plan_builder import build_plans
 from optimizer.search.problem import Problem
 from tests.unit.optimizer.search.requests import answer, calibration, catalog, request
@@ -164,6 +164,13 @@ def test_owned_nodes_that_no_plan_uses_are_named(model: str, make: Callable[[], 
     assert f"p4d.24xlarge in us-east-1 is not used: {why}" in note
 
 
+def test_a_reservation_that_is_too_small_for_the_model_is_a_rejection() -> None:
+    """Without another purchase the answer was a traceback."""
+    found = answer("llama-3.1-70b", existing_reservations=[block(2000)], **P4D, purchase_options=["capacity-block"])
+    (why,) = found.rejected
+    assert not found.plans and why.binding_constraint == "memory" and why.value > why.limit == 1
+
+
 def test_owned_nodes_that_other_plans_beat_are_named() -> None:
     """One small node of one's own, topped up with dozens on demand, is no plan that anyone wants."""
     mine = owned(1) | {"instance_type": "g5.xlarge"}
@@ -212,8 +219,7 @@ def test_a_new_commitment_costs_its_whole_year() -> None:
 
 def test_spot_with_a_base_pays_both_prices() -> None:
     problem = Problem.resolve(request(purchase_options=["spot"], **P4D), catalog(), calibration())
-    (table,) = find_candidates(problem)
-    assert isinstance(table, CandidateTable)
+    (table,), _ = find_candidates(problem)
     based = [row for row, index in enumerate(table.purchase) if table.purchases[index].base]
     assert based
     for row in based:
