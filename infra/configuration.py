@@ -22,19 +22,24 @@ def load(*, starts_nodes: bool) -> StackSettings:
     Raises:
         ConfigError: a key is missing, malformed or contradicts another, or the plan cannot be carried out.
     """
+    settings, problems = read(starts_nodes=starts_nodes)
+    if settings is None or problems:
+        raise ConfigError(f"stack {pulumi.get_stack()} cannot be deployed:\n  " + "\n  ".join(problems))
+    return settings
+
+
+def read(*, starts_nodes: bool) -> tuple[StackSettings | None, list[str]]:
+    """Return the current stack's configuration, None where a key has no value that it may have, and all problems."""
     stack = pulumi.get_stack()
     values = {"stack": stack, "plan": _plan(stack), **_values()}
     problems = _unknown_keys()
     try:
         settings = StackSettings.model_validate(values)
     except ValidationError as error:
-        problems += [f"gpufleet:{line}" for line in describe_invalid(error)]
-    else:
-        problems += refusals(settings, region=pulumi.Config("aws").get("region") or "")
-        problems += start_refusals(settings) if starts_nodes else []
-        if not problems:
-            return settings
-    raise ConfigError(f"stack {stack} cannot be deployed:\n  " + "\n  ".join(problems))
+        return None, problems + [f"gpufleet:{line}" for line in describe_invalid(error)]
+    problems += refusals(settings, region=pulumi.Config("aws").get("region") or "")
+    problems += start_refusals(settings) if starts_nodes else []
+    return settings, problems
 
 
 def _plan(stack: str) -> FleetPlan:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import tarfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.launcher import command_faults, split_command
@@ -102,6 +103,15 @@ def refusals(settings: StackSettings, *, region: str) -> Iterator[str]:
 def start_refusals(settings: StackSettings) -> Iterator[str]:
     """Settings that make started nodes fail, wait or idle at full price; no harm to a stack that is only looked at."""
     reservation, zones = settings.plan.purchase.capacity_reservation_id, settings.plan.wanted_zone_ids
+    blocks, now = settings.plan.purchase.blocks, datetime.now(UTC)
+    is_over = blocks and not usable_hours(blocks, now, settings.plan.reserve_s)
+    # Before its checkpoints can be deleted, the stack of an ended block is updated once more.
+    if is_over and settings.plan.purchase.fallback == "none" and not settings.force_destroy:
+        yield (
+            f"the Capacity Block ends at {blocks[-1].end:%Y-%m-%d %H:%M} UTC, and it is {now:%Y-%m-%d %H:%M}: no node "
+            "starts in a block that has ended, and none has time to save just before. Buy the next one (`gpufleet "
+            f"blocks find PLAN`), plan with it, and `gpufleet stack set PLAN --stack {settings.stack}`"
+        )
     image_torch = brings_torch(settings)
     reaches_index = settings.vpc_id or settings.nat
     # The packages of a user's own image are known to its nodes only; those that amiName names are AWS's.

@@ -90,13 +90,6 @@ def _this_machine_only(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
 
 
 @pytest.fixture
-def unaudited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let commands take made-up plans: their subject is the resources."""
-    for place in ("optimizer.audit", "optimizer.commands.preflight"):
-        monkeypatch.setattr(f"{place}.audit", lambda plan, catalog: [])
-
-
-@pytest.fixture
 def repository() -> Path:
     """The root of the checkout."""
     return Path(__file__).parent.parent

@@ -65,6 +65,10 @@ def _is_a(*types: type[BaseException]) -> Callable[[BaseException], bool]:
     return lambda error: isinstance(error, types)
 
 
+def _any_of(*predicates: Callable[[BaseException], bool]) -> Callable[[BaseException], bool]:
+    return lambda error: any(applies(error) for applies in predicates)
+
+
 is_throttled = _has_code("throttled")
 has_bad_credentials = _has_code("bad credentials")
 is_not_permitted = _has_code("not permitted")
@@ -88,6 +92,10 @@ is_misconfigured = _is_a(
 is_unreachable = _is_a(exceptions.ConnectionError, exceptions.HTTPClientError)
 # A proxy or a portal answered in place of AWS. Not a BotoCoreError.
 is_unreadable = _is_a(ResponseParserError)
+# Errors after which no other call to the service would work.
+stops_all_calls = _any_of(
+    has_no_credentials, is_misconfigured, has_bad_credentials, is_region_disabled, is_unreachable, is_unreadable
+)
 # Errors that ``reason`` can explain: AWS's refusals, and failures to ask it.
 AWS_ERRORS = (ClientError, BotoCoreError, ResponseParserError)
 is_aws_error = _is_a(*AWS_ERRORS)

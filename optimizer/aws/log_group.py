@@ -18,8 +18,10 @@ from optimizer.aws.paging import pages
 
 # The nodes' CloudWatch agent (bootstrap/cloudwatch-agent.json) writes a stream a node below this.
 STREAMS = "train/"
-# Nodes send every five seconds, each for itself: a line may come after newer ones of other nodes.
-LATE = timedelta(minutes=1)
+# Each node sends every five seconds, and waits longer after a failed call: a line may come minutes after newer ones of
+# other nodes. No call asks by the time of arrival (https://github.com/aws/aws-cli/issues/6788), so the last minutes are
+# read again each time, and ids tell which events are new.
+LATE = timedelta(minutes=5)
 # A copy that has no line of progress for so long is over, or hangs.
 COPY_WINDOW = timedelta(minutes=2)
 # An older line says nothing of the present; nodes send four a minute and GPU.
@@ -54,27 +56,16 @@ class LogReader:
     _seen: dict[str, int] = field(default_factory=dict, init=False)  # time in ms by event id
 
     def read(self) -> Iterator[LogLine]:
-        """Read what came since the last time, in order of time.
-
-        https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_FilterLogEvents.html
-        """
+        """Read what came since the last time, in order of time; boto3's error without a log group."""
         start_ms = int(self.since.timestamp() * 1000)
         if self._seen:
             start_ms = max(start_ms, max(self._seen.values()) - LATE // timedelta(milliseconds=1))
         # Prefix that bootstrap/training/rank_lines.py writes; the pattern finds it anywhere in a line:
         # https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/FilterAndPatternSyntax.html
         start = "" if self.rank is None else f"[rank {self.rank}] "
-        events = pages(
-            self.client,
-            "filter_log_events",
-            "events",
-            logGroupName=self.group,
-            logStreamNamePrefix=f"{STREAMS}{self.node}",
-            startTime=start_ms,
-            **({"filterPattern": f'"{start.strip()}"'} if start else {}),
-        )
+        chosen = {"filterPattern": f'"{start.strip()}"'} if start else {}
         self._seen = {event: at for event, at in self._seen.items() if at >= start_ms}
-        for event in events:
+        for event in _filter(self.client, self.group, f"{STREAMS}{self.node}", start_ms, **chosen):
             if event["eventId"] in self._seen or not event["message"].startswith(start):
                 continue
             self._seen[event["eventId"]] = event["timestamp"]
@@ -82,26 +73,29 @@ class LogReader:
             yield LogLine(node=node, at_ms=event["timestamp"], text=event["message"])
 
 
-def read_copies(client: Any, group: str, now: datetime) -> Mapping[str, str]:
-    """Read the newest line of progress of each node that copies the data, by instance id."""
-    events = [
-        event
-        for event in _read_events(client, group, STREAMS, now - COPY_WINDOW, filterPattern='"files copied"')
-        if copied_gib(event["message"]) is not None
-    ]
-    events.sort(key=lambda event: event["timestamp"])
-    return {event["logStreamName"].removeprefix(STREAMS): event["message"] for event in events}
-
-
-def _read_events(client: Any, group: str, streams: str, since: datetime, **more: str) -> list[Any]:
-    """Read the events of streams since a time; none before the log group is there.
+def _filter(client: Any, group: str, streams: str, start_ms: int, **more: str) -> Iterator[Any]:
+    """Yield the events of streams since a time, in order of time.
 
     https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_FilterLogEvents.html
     """
-    start_ms = int(since.timestamp() * 1000)
     asked = {"logGroupName": group, "logStreamNamePrefix": streams, "startTime": start_ms, **more}
+    yield from pages(client, "filter_log_events", "events", **asked)
+
+
+def read_copies(client: Any, group: str, now: datetime) -> Mapping[str, str]:
+    """Read the newest line of progress of each node that copies the data, by instance id."""
+    events = _read_events(client, group, STREAMS, now - COPY_WINDOW, filterPattern='"files copied"')
+    return {
+        event["logStreamName"].removeprefix(STREAMS): event["message"]
+        for event in sorted(events, key=lambda event: int(event["timestamp"]))
+        if copied_gib(event["message"]) is not None
+    }
+
+
+def _read_events(client: Any, group: str, streams: str, since: datetime, **more: str) -> list[Any]:
+    """Read the events of streams since a time; none before the log group is there."""
     try:
-        return list(pages(client, "filter_log_events", "events", **asked))
+        return list(_filter(client, group, streams, int(since.timestamp() * 1000), **more))
     except errors.AWS_ERRORS as error:
         if not errors.is_not_found(error):
             raise

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from bootstrap.contract.words import counted
 from optimizer.catalog.model import UNIT_ITEMS, Catalog
-from optimizer.catalog.sources.offerings import zone_prefix
+from optimizer.catalog.sources.offerings import zone_ids_of
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.hardware import InstanceType, Offer
 
@@ -112,7 +112,7 @@ def _place_problems(offer: Offer) -> Iterator[tuple[str, str]]:
     if not REGION.fullmatch(offer.region):
         yield "a region is named as AWS names it", offer.region
     else:
-        foreign = [zone for zone in offer.zone_ids if not re.fullmatch(zone_prefix(offer.region) + "-az[0-9]+", zone)]
+        foreign = [zone for zone in offer.zone_ids if not zone_ids_of(offer.region).fullmatch(zone)]
         if foreign:
             yield "zone ids are the region's", ", ".join(foreign)
     spot = offer.spot_by_zone

@@ -148,7 +148,7 @@ def _read_spot(region: str, types: Collection[str], tables: Tables) -> RegionAns
 def read_region(region: str, known_types: set[str], now: datetime, *, may_be_empty: bool) -> RegionAnswer:
     """Ask every source; each fails alone. An empty answer is a failure unless it ``may_be_empty``."""
     answer, today = RegionAnswer(region=region), now.date()
-    # Reason by service that is not asked again: each call would wait out all its retries.
+    # Reason by service that refuses every call, and is not asked again.
     down: dict[str, str] = {}
 
     def fail(source: str, reason: str) -> None:
@@ -163,7 +163,8 @@ def read_region(region: str, known_types: set[str], now: datetime, *, may_be_emp
         except errors.AWS_ERRORS as error:
             reason = errors.reason(error)
             fail(source, reason)
-            if service == "pricing" or not errors.is_not_permitted(error):  # pricing has one action only
+            is_refused = service == "pricing" and errors.is_not_permitted(error)  # pricing has one action only
+            if is_refused or errors.stops_all_calls(error):
                 down[service] = reason
             return None
         if not result and not may_be_empty:

@@ -13,9 +13,9 @@ from infra.policies.deployer import deployer_documents, deployer_policy
 from optimizer.aws import errors
 from optimizer.commands.options import OutputFile, one_stack_options
 from optimizer.commands.output import json_text, write_json
+from optimizer.commands.preflight.model import preflight_policy
 from optimizer.commands.stack_file import caller_of, check_name, read_stack
 from optimizer.contract.errors import InvalidInputError
-from optimizer.preflight.model import preflight_policy
 
 _PREFLIGHT = {"gpufleet-preflight": preflight_policy()}
 

@@ -12,9 +12,7 @@ from bootstrap.contract.words import counted
 from infra.images import dlami_of
 from infra.refusals import plan_refusals
 from infra.settings import ConfigError
-from optimizer.audit import check_plan
 from optimizer.aws import errors, images
-from optimizer.catalog import load
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
 from optimizer.commands.drill import command as drill
 from optimizer.commands.options import WholeSentences, plan_arguments, read_plan_argument, stack_options, stack_path
@@ -96,7 +94,6 @@ def put_plan(
         InvalidInputError: the plan cannot be deployed, or the folder is no project.
         DataStaleError: its spot prices are older than their limit.
     """
-    check_plan(chosen, load())
     refusals = list(plan_refusals(chosen))
     if refusals:
         raise InvalidInputError("this plan cannot be deployed:\n  " + "\n  ".join(refusals))

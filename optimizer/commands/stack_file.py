@@ -54,15 +54,6 @@ def check_name(stack: str, next_step: str = "choose another --stack NAME") -> No
         raise InvalidInputError(str(error), next_step=next_step) from error
 
 
-def read_stack(stack: str | None, directory: Path) -> StackFile:
-    """Read the configuration that ``gpufleet stack set`` wrote for a stack; None: the folder's only one.
-
-    Raises as ``read_stack_file`` and ``only_stack``.
-    """
-    stack = stack or only_stack(directory)
-    return read_stack_file(stack_path(directory, stack), stack=stack)
-
-
 def find_stack(stack: str, directory: Path) -> StackFile | None:
     """Read a stack's configuration; None where it is missing or cannot be used, which ``stack set`` mends."""
     with suppress(InvalidInputError):
@@ -82,12 +73,15 @@ def only_stack(directory: Path) -> str:
     return names[0]
 
 
-def read_stack_file(path: Path, *, stack: str) -> StackFile:
-    """Read a stack's configuration from a file.
+def read_stack(stack: str | None, directory: Path) -> StackFile:
+    """Read the configuration that ``gpufleet stack set`` wrote for a stack; None: the folder's only one.
 
     Raises:
-        InvalidInputError: the file is missing, no stack's configuration, or holds no plan that agrees with itself.
+        InvalidInputError: the file is missing, no stack's configuration, or holds no plan that agrees with itself; or
+            the folder has not one stack.
     """
+    stack = stack or only_stack(directory)
+    path = stack_path(directory, stack)
     write_it = f"gpufleet stack set PLAN --stack {stack}"
     try:
         data = YAML(typ="safe").load(path)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from infra.offline.preview import resources
-from optimizer.audit import check_plan
 from optimizer.catalog import Catalog, load
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import FLAG_FIELDS, Constraints, Workload, request_from_dict
@@ -107,7 +106,6 @@ def test_the_page_has_sixty_requests_and_few_are_open() -> None:
 def test_the_answer_is_the_experts(row: Choice) -> None:
     plans = recommend(request_from_dict(as_request(row.request)), catalog(), calibration()).plans
     assert plans, "no plan"
-    check_plan(plans[0], catalog())
     assert resources(plans[0], stack="dev"), "preview refuses what recommend answers"
     misses = row.misses(plans[0])
     assert bool(misses) == row.is_open, misses or "the answer is the expert's now: take **open** from the page"

@@ -128,6 +128,20 @@ def test_a_block_that_was_not_bought_is_refused() -> None:
         deploy({**capacity_block(), "purchase": unbought})
 
 
+def test_an_ended_block_starts_nothing_but_the_deletion_of_its_checkpoints() -> None:
+    over = capacity_block(start="2026-06-01T09:00:00Z", end="2026-06-02T09:00:00Z")
+    image = {"gpufleet:amiId": "ami-0123456789abcdef0"}
+    with pytest.raises(ConfigError, match=r"Block ends at 2026-06-02 09:00 UTC, and it is .*gpufleet blocks find PLAN"):
+        load(image, **over)
+    assert load({**image, "gpufleet:forceDestroy": "true"}, **over).force_destroy
+    on_demand_after = block_row(1)
+    blocks = on_demand_after["purchase"]["capacity_block"] | {
+        "start": "2026-06-01T09:00:00Z",
+        "end": "2026-06-02T09:00:00Z",
+    }
+    load(image, **on_demand_after | {"purchase": on_demand_after["purchase"] | {"capacity_block": blocks}})
+
+
 UTILIZATION = {"minNodes": 1, "gpuUtilizationPercent": 60}
 
 

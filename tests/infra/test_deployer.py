@@ -14,7 +14,7 @@ import pytest
 
 from infra.naming import Names
 from infra.policies.deployer import MANAGED_POLICY_LIMIT, WITHOUT_A_CALL, deployer_documents, deployer_policy
-from optimizer.preflight.model import preflight_policy
+from optimizer.commands.preflight.model import preflight_policy
 from tests.engine.recording import Question
 from tests.infra.deployed import as_list
 

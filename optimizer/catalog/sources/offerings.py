@@ -40,6 +40,11 @@ def zone_prefix(region: str) -> str:
     return area + "".join(_DIRECTIONS.get(part, part) for part in directions) + number
 
 
+def zone_ids_of(region: str) -> re.Pattern[str]:
+    """Return the pattern of a region's zone ids; Local and Wavelength Zones (usw2-lax1-az1) have others."""
+    return re.compile(zone_prefix(region) + r"-az[0-9]+")
+
+
 def fetch(client: EC2Client, types: Collection[str]) -> list[dict[str, Any]]:
     """Offerings of ``types`` by zone id in the client's region."""
     asked = {"LocationType": "availability-zone-id", "Filters": filters({"instance-type": types})}
@@ -47,8 +52,8 @@ def fetch(client: EC2Client, types: Collection[str]) -> list[dict[str, Any]]:
 
 
 def parse(offerings: Iterable[Mapping[str, Any]], region: str) -> dict[str, tuple[str, ...]]:
-    """Zone ids by type, sorted. Local and Wavelength Zones (usw2-lax1-az1) are left out: their prices differ."""
-    zone = re.compile(re.escape(zone_prefix(region)) + r"-az[0-9]+")
+    """Zone ids by type, sorted. Local and Wavelength Zones are left out: their prices differ."""
+    zone = zone_ids_of(region)
     zone_ids: defaultdict[str, set[str]] = defaultdict(set)
     for offering in offerings:
         name, location = str(offering.get("InstanceType")), str(offering.get("Location"))

@@ -5,7 +5,6 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHist
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optimizer.aws.paging import pages
 from optimizer.catalog.sources import Skipped, UnusableRowError
-from optimizer.catalog.sources.offerings import zone_prefix
+from optimizer.catalog.sources.offerings import zone_ids_of
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -85,7 +84,7 @@ def parse(
 
     Left out are Local Zones and, where ``offered`` tells the zones of each type, all others.
     """
-    own_zone = re.compile(re.escape(zone_prefix(region)) + r"-az[0-9]+")
+    own_zone = zone_ids_of(region)
     latest: dict[tuple[str, str], tuple[datetime, float]] = {}
     skipped: list[Skipped] = []
     for entry in entries:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -54,7 +54,7 @@ from optimizer.commands.stack_file import (
 )
 from optimizer.commands.stop import end_nodes
 from optimizer.contract.errors import DataMissingError, InvalidInputError, NothingFeasibleError
-from optimizer.contract.plan import PlannedJob
+from optimizer.contract.plan import Spread
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.policy_outlook import forecast_rest
 
@@ -126,7 +126,7 @@ def command(
     else:
         if target is None:
             place = find_place(source, region, directory, config_given, refresh, plans=plans, plan_number=plan_number)
-            say(weigh(source, place, *read_run(source)))
+            say(weigh(source, place, *read_run(source)).words)
             if not yes:
                 require_terminal(why="nodes end, and the copy and the new stack cost money", next_step=f"{again} --yes")
                 confirm("Move it?", nothing_was="changed", next_step=again)
@@ -226,7 +226,9 @@ def find_place(
             document["workload"]["data_region"] = data_region if data_region != region else None
         request, answer = (choose_folder(directory) / f"{file}.{name}.json" for file in ("request", "plans"))
         request.write_text(json.dumps(document, indent=1) + "\n")
-        plans = plan_again(str(request), [region], answer, refresh, source.plan.job)
+        # The request may leave the global batch to recommend.
+        flags = ("--region", region, "--global-batch", str(source.plan.job.global_batch))
+        plans = run_recommend(str(request), answer, refresh, *flags)
     plan = read_plan_argument(plans, plan_number)
     if plan.region != region or job_id(plan) != job_id(source.plan):
         raise InvalidInputError(
@@ -284,17 +286,17 @@ def _read_kept_request(kept: Path) -> dict[str, Any]:
         ) from error
 
 
-def plan_again(request: str, regions: Sequence[str], answer: Path, refresh: bool | None, job: PlannedJob | None) -> str:
-    """Plan a request in some regions, as the job that it was planned as before; return the path of the answer."""
-    flags = [word for region in regions for word in ("--region", region)]
-    if job:
-        # The request may leave it to recommend.
-        flags += ["--global-batch", str(job.global_batch)]
-    return run_recommend(request, answer, refresh, *flags)
+class Rest(NamedTuple):
+    """Rest of a run in a place, in words too; it is late where its 95th percentile misses the deadline."""
+
+    words: str
+    hours: Spread
+    usd: Spread  # with the copy of its checkpoint
+    is_late: bool
 
 
-def weigh(source: StackFile, place: StackFile, state: ControllerState | None, carried: Carried) -> str:
-    """Say what the rest of a run takes in a place, under the spot policy and the ceiling that its stack has there.
+def weigh(source: StackFile, place: StackFile, state: ControllerState | None, carried: Carried) -> Rest:
+    """Return what the rest of a run takes in a place, under the spot policy and the ceiling that its stack has there.
 
     Raises:
         NothingFeasibleError: the ceiling does not pay for it.
@@ -308,6 +310,7 @@ def weigh(source: StackFile, place: StackFile, state: ControllerState | None, ca
     # The next checkpoint may be larger than the newest one.
     copy_usd = transfer_usd(max(carried.gib, source.plan.job.checkpoint_gib), source.plan.region, plan.region)
     hours, usd = forecast_rest(plan, 1 - min(1.0, carried.step / plan.job.steps), left_hours=left_hours)
+    usd = usd.model_copy(update={name: value + copy_usd for name, value in usd})
     given = place.config.get("gpufleet:ceilingUsd") or 0
     try:
         ceiling = float(given) or plan.job.budget_usd
@@ -315,20 +318,21 @@ def weigh(source: StackFile, place: StackFile, state: ControllerState | None, ca
         raise InvalidInputError(f"gpufleet:ceilingUsd is {given}", limit="a number of USD") from error
     left_usd = ceiling - (state.spent_usd if state else 0.0) if ceiling else None
     words = (
-        f"the rest is expected to take {hours.expected:,.1f} h and {copy_usd + usd.expected:,.2f} USD, {copy_usd:,.2f} "
+        f"the rest is expected to take {hours.expected:,.1f} h and {usd.expected:,.2f} USD, {copy_usd:,.2f} "
         f"of them for the copy of its checkpoint; "
         + ("no ceiling" if left_usd is None else f"{left_usd:,.2f} USD of the ceiling are left")
     )
-    if left_usd is not None and copy_usd + usd.expected > left_usd:
+    if left_usd is not None and usd.expected > left_usd:
         raise NothingFeasibleError(
             words,
             why="the controller would end the run before it is done",
             next_step="--config ceilingUsd=USD for a new stack, or stay",
         )
-    return (
+    words = (
         f"\nfrom stack {source.stack} in {source.plan.region}, {source.plan.fleet}, to stack {place.stack} in "
         f"{place.plan.region}, {place.plan.fleet}: {words}"
     )
+    return Rest(words, hours, usd, is_late=left_hours is not None and hours.p95 > left_hours)
 
 
 def stand_up(

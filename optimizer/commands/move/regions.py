@@ -11,17 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from pathlib import Path
 from shutil import copyfile
 
+import numpy as np
+
 from bootstrap.contract.state import UP, ControllerState
 from optimizer.commands.asking import choose_folder, end_dry_run
-from optimizer.commands.deploying import deploy, follow_run
+from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.move import (
     find_place,
     find_run,
     hand_over,
-    plan_again,
     read_asked,
     read_run,
     stand_up,
@@ -32,7 +34,9 @@ from optimizer.commands.output import say
 from optimizer.commands.resume import let_run
 from optimizer.commands.stack_file import StackFile, find_stack, follow_policy, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
-from optimizer.contract.plan import FleetPlan, PlannedJob
+from optimizer.contract.plan import FleetPlan
+from optimizer.contract.request import read_request_file, request_from_dict
+from optimizer.search.ranking import scores
 
 # A region that refused all nodes this long is left, and tried again after about a gang's boot and tests.
 WAIT, AGAIN = timedelta(minutes=10), timedelta(minutes=30)
@@ -70,7 +74,7 @@ class Walk:
         left = [file.plan.region] if file else list(self.regions)
         while True:
             kept = next((other for other in [file, *known] if other and other.plan.region in left), None)
-            plan = kept.plan if kept else self._recommend(left)[0]
+            plan = kept.plan if kept else self._recommend(left)
             stack = kept.stack if kept else f"{self.base}-{plan.region}"
             consent(follow_policy(plan, {**(kept.config if kept else {}), **self.config}), stack)
             try:
@@ -101,31 +105,38 @@ class Walk:
             hand_over(file, target, self.again)
             file = target
 
-    def _recommend(self, regions: Sequence[str], job: PlannedJob | None = None) -> tuple[FleetPlan, str]:
-        """Return the best plan in some regions and its file; each stack keeps its own for a later move."""
-        folder = choose_folder(self.directory)
-        answer = folder / f"plans.{self.base}.json"
-        plan = read_plan_argument(plan_again(self.request, regions, answer, self.refresh, job), 1)
-        return plan, str(copyfile(answer, folder / f"plans.{self.base}-{plan.region}.json"))
+    def _recommend(self, regions: Sequence[str]) -> FleetPlan:
+        """Return the best plan in some regions; its stack keeps the answer, too, for a later move."""
+        folder, flags = choose_folder(self.directory), [word for region in regions for word in ("--region", region)]
+        answer = run_recommend(self.request, folder / f"plans.{self.base}.json", self.refresh, *flags)
+        plan = read_plan_argument(answer, 1)
+        copyfile(answer, folder / f"plans.{self.base}-{plan.region}.json")
+        return plan
 
     def _stand_up_next(self, file: StackFile, refusal: str) -> StackFile | None:
-        """Make the stack of the best region that did not refuse lately, and whose rest the ceiling pays for, if any."""
-        since = datetime.now(UTC) - AGAIN
-        left = [each for each in self.regions if each != file.plan.region and not self.refused.get(each, since) > since]
-        while left:
-            region = left[0]
+        """Make the stack of the region that did not refuse lately and where the run's rest ranks first, if any."""
+        since, run = datetime.now(UTC) - AGAIN, read_run(file)
+        request = request_from_dict(read_request_file(Path(self.request)), origin=self.request)
+        ranked = []
+        for region in self.regions:
+            if region == file.plan.region or self.refused.get(region, since) > since:
+                continue
             try:
                 with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-                    plan, answer = self._recommend(left, file.plan.job)
-                    region = plan.region
-                    place = find_place(file, region, self.directory, self.config, self.refresh, plans=answer)
-                    weigh(file, place, *read_run(file))
-                say(f"{refusal}: next is {region}")
+                    place = find_place(file, region, self.directory, self.config, self.refresh)
+                    rest = weigh(file, place, *run)
+                hours, usd = (np.array((spread.expected + spread.p95) / 2) for spread in (rest.hours, rest.usd))
+                score = float(hours if rest.is_late else scores(request, usd, hours))
+                ranked.append((rest.is_late, score, place))
+            except GpufleetError as error:
+                self._leave_out(region, error)
+        for _, _, place in sorted(ranked, key=itemgetter(0, 1)):
+            try:
+                say(f"{refusal}: next is {place.plan.region}")
                 # A region that had the run before keeps its plan, whose prices are old by now.
                 return stand_up(place, file, self.directory, self.again, accept_stale_prices=True)
             except GpufleetError as error:
-                self._leave_out(region, error)
-                left.remove(region)
+                self._leave_out(place.plan.region, error)
         return None
 
     def _leave_out(self, region: str, error: GpufleetError) -> None:

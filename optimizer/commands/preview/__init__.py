@@ -12,7 +12,6 @@ from pulumi import RunError
 
 from infra.offline import preview
 from infra.offline.preview import PLACEHOLDERS, Resource
-from optimizer.audit import check_plan
 from optimizer.catalog import load
 from optimizer.commands.options import config_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json, write_text, write_truer
@@ -67,7 +66,6 @@ def command(
     chosen = read_plan_argument(plan, plan_number)
     with patience("running the Pulumi program offline"):
         catalog = load()
-        check_plan(chosen, catalog)
         try:
             resources = preview.resources(chosen, stack=stack, config=config_given)
         except (ValueError, RunError) as error:  # RunError: a value is no number

@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnec
 from optimizer.aws import blocks, clients, errors
 from optimizer.aws.blocks import Offering, Search
 from optimizer.contract.plan import CapacityBlock
-from tests.unit.optimizer.preflight.account import END, START
+from tests.unit.optimizer.commands.preflight.account import END, START
 
 
 @pytest.mark.parametrize(

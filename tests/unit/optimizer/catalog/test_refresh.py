@@ -165,6 +165,16 @@ def test_a_failed_source_keeps_its_last_good_data_and_says_why(pricing: Stubber)
 
 
 @pytest.mark.usefixtures("aws")
+def test_a_throttled_source_stops_no_other_of_its_service(pricing: Stubber) -> None:
+    pricing.add_client_error("get_products", "ThrottlingException", "Rate exceeded")
+    for documents in UNITS:
+        pricing.add_response("get_products", {"PriceList": documents})
+    (answer,) = refresh.refresh([REGION]).answers
+    assert [failure.source for failure in answer.failures] == ["on-demand and reserved prices"]
+    assert set(answer.units) == set(UNIT_ITEMS)
+
+
+@pytest.mark.usefixtures("aws")
 def test_an_empty_answer_is_a_failure_where_there_were_prices(pricing: Stubber) -> None:
     for _ in range(1 + len(UNIT_ITEMS)):
         pricing.add_response("get_products", {"PriceList": []})

@@ -17,7 +17,7 @@ from optimizer.contract.plan import CapacityBlock
 from optimizer.contract.request import Constraints
 from tests.plans import SPOT_P4D
 from tests.unit.optimizer.commands.conftest import Gpufleet
-from tests.unit.optimizer.preflight.account import END, NOW, START, Answer, FakeAws, Refusal, aws, offering
+from tests.unit.optimizer.commands.preflight.account import END, NOW, START, Answer, FakeAws, Refusal, aws, offering
 
 __all__ = ["aws"]
 

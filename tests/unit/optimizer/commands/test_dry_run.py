@@ -21,7 +21,6 @@ from tests.unit.optimizer.deployed import DeployedStack
 from tests.unit.optimizer.emulated_regions import EUROPE, OREGON
 
 __all__ = ["pulumi"]  # a fixture
-pytestmark = pytest.mark.usefixtures("unaudited")
 
 READING = ("Describe", "Get", "List", "Head", "Filter")
 

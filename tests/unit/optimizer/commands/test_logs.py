@@ -99,11 +99,11 @@ def follow(deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.Monk
 
 
 def test_following_prints_each_line_once_also_late_ones(follow: Follow, output: Output, nodes: list[str]) -> None:
-    output.write(nodes[0], "first", after_s=60)
+    output.write(nodes[0], "first", after_s=260)
 
     def write() -> None:
-        output.write(nodes[0], "second", after_s=65)
-        output.write(nodes[1], "sent late", after_s=58)
+        output.write(nodes[0], "second", after_s=265)
+        output.write(nodes[1], "sent late", after_s=10)
 
     assert follow(timedelta(seconds=15), write) == ["first", "sent late", "second"]
 

@@ -16,8 +16,6 @@ from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import REGION, Clock, DeployedStack
 from tests.unit.optimizer.emulated_regions import EUROPE, IDLE, OREGON, Regions, checkpoints, plan_in, save
 
-pytestmark = pytest.mark.usefixtures("unaudited")
-
 
 @pytest.fixture
 def pulumi(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +38,7 @@ def regions(
     deployed: DeployedStack, clock: Clock, gpufleet: Gpufleet, pulumi: None, monkeypatch: pytest.MonkeyPatch
 ) -> Regions:
     """Stack of us-east-1, which trained for an hour and saved twice."""
-    monkeypatch.setattr("optimizer.preflight.run.CHECKS", ())
+    monkeypatch.setattr("optimizer.commands.preflight.run.CHECKS", ())
     regions = Regions(deployed.directory, clock, gpufleet)
     regions.add(deployed)
     monkeypatch.setattr(deploying, "carry_out", regions.carry_out)

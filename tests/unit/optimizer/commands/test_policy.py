@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.commands.preflight.model import preflight_policy
 from optimizer.commands.stack_file import write_stack_file
-from optimizer.preflight.model import preflight_policy
 from tests.plans import sample_plan, sealed
 from tests.unit.optimizer.commands.conftest import Gpufleet
 

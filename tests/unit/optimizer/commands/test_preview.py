@@ -14,8 +14,6 @@ from click.testing import CliRunner
 from optimizer.cli import cli
 from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, merged, sealed
 
-pytestmark = pytest.mark.usefixtures("unaudited")
-
 RESERVED = merged(SPOT_P4D, {"purchase": {"option": "reserved", "on_demand_base": 0}})
 
 

@@ -24,10 +24,9 @@ from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import IMAGE, REGION, Clock, DeployedStack
 from tests.unit.optimizer.emulated_regions import EUROPE, OREGON, Regions, checkpoints, plan_in, save
 
-pytestmark = pytest.mark.usefixtures("unaudited")
-
 # Dollars of the sample plan's nodes in each region beyond those in the first.
 DEARER = {REGION: 0.0, OREGON: 10.0, EUROPE: 20.0}
+REQUEST = {"model": "llama-2-7b", "workload": {"samples": 256000, "seq_len": 2048}}
 
 
 class World(Regions):
@@ -36,13 +35,14 @@ class World(Regions):
     def __init__(self, base: str, directory: Path, clock: Clock, gpufleet: Gpufleet) -> None:
         super().__init__(directory, clock, gpufleet)
         self.base = base
+        self.hours: dict[str, dict[str, float]] = {}  # of a region's plan that is slower than the sample
         self.ran_minutes = 0
         self.after_minutes = self.stop
 
     def up(self, *more: str, given: tuple[str, ...] = (REGION, OREGON, EUROPE)) -> tuple[int, str, str]:
         """Run the command until it has ended."""
         request = self.directory / "request.json"
-        request.write_text(json.dumps({"model": "llama-2-7b"}))
+        request.write_text(json.dumps(REQUEST))
         ami = amazon_image(IMAGE, "x86_64")["ami_id"]
         return self.gpufleet(
             "up", str(request), "--regions", ",".join(given), "--stack", self.base, "--directory", str(self.directory),
@@ -88,7 +88,7 @@ def world(
 ) -> World:
     """No stack yet; us-east-1 is the cheapest region, eu-west-1 the dearest."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", emulated_url)
-    monkeypatch.setattr("optimizer.preflight.run.CHECKS", ())
+    monkeypatch.setattr("optimizer.commands.preflight.run.CHECKS", ())
     (tmp_path / "Pulumi.yaml").write_text("name: gpufleet\n")
     world = World(f"s-{uuid.uuid4().hex[:8]}", tmp_path, clock, gpufleet)
     for module in (up, down):
@@ -103,10 +103,13 @@ def world(
         cost = sample_plan().cost_usd.model_dump()
         cost["breakdown"]["compute"] += DEARER[region]
         cost |= {part: cost[part] + DEARER[region] for part in ("expected", "p50", "p95")}
-        answer.write_text(plan_in(region, cost_usd=cost).to_json())
+        slower: dict[str, Any] = {"hours": world.hours[region]} if region in world.hours else {}
+        plan = plan_in(region, cost_usd=cost, **slower).model_dump(mode="json")
+        answer.write_text(json.dumps({"request": REQUEST, "plans": [plan]}))
         return str(answer)
 
-    monkeypatch.setattr(move, "run_recommend", recommend)
+    for module in (move, regions):
+        monkeypatch.setattr(module, "run_recommend", recommend)
     monkeypatch.setattr(regions, "WAIT", timedelta(minutes=3))
     return world
 
@@ -157,6 +160,22 @@ def test_a_run_that_is_reclaimed_for_good_takes_its_checkpoint_along(
     state = world.state(second)
     assert state.phase == "stopped" and state.spent_usd > spent and set(state.elsewhere) == {first}
     assert any("step-00001000" in key for key in checkpoints(world.stacks[second]))
+
+
+def test_regions_are_ranked_by_the_rest_and_the_hours_that_are_left(world: World) -> None:
+    """us-west-2 is cheaper and would keep the whole deadline; half the work and 18 hours are left."""
+    world.hours[OREGON] = {"expected": 40.0, "p50": 40.0, "p95": 44.0}
+
+    def reclaim(stack: str) -> None:
+        save(world.stacks[stack], 1000)
+        world.clock.passed += timedelta(hours=30)
+        world.dry_out(stack)
+        world.after_minutes = world.stop
+
+    world.after_minutes = reclaim
+    code, out, err = world.up()
+    assert code == 0, err
+    assert f"next is {EUROPE}" in out and f"{world.base}-{OREGON}" not in world.stacks
 
 
 def test_where_all_regions_refuse_the_run_stays_and_asks_on(world: World) -> None:

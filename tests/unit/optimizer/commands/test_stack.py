@@ -16,8 +16,6 @@ from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import plan_from_dict
 from tests.plans import SPOT_P4D, merged, sample_plan, sealed
 
-pytestmark = pytest.mark.usefixtures("unaudited")
-
 EXISTING = """\
 # The NLP team's stack: ask Ada before changing it.
 encryptionsalt: v1:c2FsdA==

@@ -26,8 +26,6 @@ from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import IMAGE, REGION, Clock, DeployedStack
 
-pytestmark = pytest.mark.usefixtures("unaudited")
-
 LEFT = [
     {"type": "pulumi:pulumi:Stack", "custom": False},
     {"type": "aws:s3/bucket:Bucket", "custom": True, "id": "checkpoints-of-mine"},
@@ -91,7 +89,7 @@ def plan(deployed: DeployedStack) -> str:
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every check of preflight passes: its findings have tests of their own."""
-    monkeypatch.setattr("optimizer.preflight.run.CHECKS", ())
+    monkeypatch.setattr("optimizer.commands.preflight.run.CHECKS", ())
 
 
 Up = Callable[..., tuple[int, str, str]]

@@ -34,7 +34,6 @@ COMMANDS = {
 }
 
 
-@pytest.mark.usefixtures("unaudited")
 @pytest.mark.parametrize("columns", [120, 80, 60])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_answer_fits(name: str, columns: int, tmp_path: Path) -> None:

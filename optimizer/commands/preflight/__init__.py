@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import chdir, suppress
+from collections.abc import Sequence
+from contextlib import chdir
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,30 +14,24 @@ from pulumi import RunError
 
 from bootstrap.contract.launcher import Start, loses_sigterm, split_command, start_of
 from infra import configuration
-from infra.images import dlami_of
-from infra.naming import Names
 from infra.offline.preview import stand_in
-from infra.s3_uri import read_s3_prefix
-from infra.settings import ConfigError, interface_endpoints
-from optimizer.audit import audit
-from optimizer.catalog import load
+from infra.settings import ConfigError, StackSettings
 from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument, stack_path
 from optimizer.commands.output import format_option, say, write_csv, write_json
-from optimizer.commands.progress import steps
-from optimizer.commands.stack_file import StackFile, check_name, read_stack
-from optimizer.contract.errors import GpufleetError
-from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
-from optimizer.preflight.dry_run import DRY_RUNS
-from optimizer.preflight.model import (
+from optimizer.commands.preflight.dry_run import DRY_RUNS
+from optimizer.commands.preflight.model import (
     Check,
-    Deployment,
     Finding,
     failure,
     named,
     passed,
     warning,
 )
-from optimizer.preflight.run import CHECKS, PreflightReport, preflight
+from optimizer.commands.preflight.run import PreflightReport, preflight
+from optimizer.commands.progress import patience
+from optimizer.commands.stack_file import StackFile, check_name, read_stack
+from optimizer.contract.errors import GpufleetError
+from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.training_code import describe_demands, other_code
 
 COLUMNS = ("level", "check", "found", "value", "limit", "why", "next")
@@ -99,12 +93,12 @@ def command(
 
 
 def check(plan: FleetPlan, stack: str | None, directory: Path, *, more: Sequence[Check] = ()) -> PreflightReport:
-    """Check a plan with the configuration of its stack; raises as ``optimizer.preflight.run.preflight``."""
+    """Check a plan with the configuration of its stack; raises as ``optimizer.commands.preflight.run.preflight``."""
     file = _read_stack_file(stack, directory)
-
-    with steps("checks of the account", len(CHECKS) + len(more)) as told:
-        offline = _check_offline(plan, stack, file)
-        return preflight(_target(plan, stack, file), more=more, offline=offline, told=told)
+    with patience("asking AWS about the account"):
+        settings, findings = _read_settings(plan, stack, file)
+        offline = [*named("configuration", findings), *named("training code", [_check_training_code(settings)])]
+        return preflight(settings, stack=stack or "", more=more, offline=offline)
 
 
 def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
@@ -118,66 +112,38 @@ def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
     return None
 
 
-def _target(plan: FleetPlan, stack: str | None, file: StackFile | None) -> Deployment:
-    config = file.config if file else {}
-
-    def text(key: str, default: str = "") -> str:
-        return str(config.get(f"gpufleet:{key}") or default)
-
-    ami_id, ami_name, ami_parameter, ami_problem = text("amiId"), text("amiName"), "", ""
-    pinned = config.get("gpufleet:dlami")
-    if not (ami_id or ami_name):
-        try:
-            ami_parameter = dlami_of(plan).parameter
-        except ConfigError as error:
-            ami_problem = str(error)
-        if isinstance(pinned, Mapping):
-            ami_id = str(pinned.get("id") or "")
-    subnets = config.get("gpufleet:subnetIds") or []
-    ceiling_usd = plan.job.budget_usd
-    with suppress(ValueError):  # reported by _check_configuration
-        # 0 means the plan's budget.
-        ceiling_usd = float(text("ceilingUsd")) or ceiling_usd
-    # The alias holds neither account nor region.
-    names = Names(stack=stack or "", account_id="", region=plan.region, partition="")
-    return Deployment(
-        plan=plan,
-        stack=stack or "",
-        key_alias=names.key_alias if stack else "",
-        gang=plan.node_count > 1 and text("mode", "training") == "training",
-        zone_id=text("zoneId"),
-        vpc_id=text("vpcId"),
-        subnet_ids=tuple(map(str, subnets)) if isinstance(subnets, list) else (),
-        endpoints=interface_endpoints(image=text("image")),
-        container_image=text("image"),
-        data_bucket=(read_s3_prefix(text("data")) or ("",))[0],
-        ami_id=ami_id,
-        ami_name=ami_name,
-        ami_parameter=ami_parameter,
-        ami_problem=ami_problem,
-        ceiling_usd=ceiling_usd,
+def _read_settings(plan: FleetPlan, stack: str | None, file: StackFile | None) -> tuple[StackSettings, list[Finding]]:
+    """Let the Pulumi program read and judge the plan and its stack's configuration; a wrong one gives the default's."""
+    name = stack or _NO_STACK
+    stand_in(plan, stack=name, config=file.config_texts if file else {})
+    settings: StackSettings | None = None
+    try:
+        # Files that keys name are searched from Pulumi.yaml's folder.
+        with chdir(file.path.parent if file else Path()):
+            settings, problems = configuration.read(starts_nodes=file is not None)
+    except (ConfigError, RunError) as error:  # RunError: a value is no number
+        problems = [str(error)]
+    finding = passed("the Pulumi program takes plan and configuration")
+    if problems:
+        finding = failure(
+            f"stack {name} cannot be deployed:\n  " + "\n  ".join(problems),
+            why="pulumi up refuses it before anything is created",
+            next_step=f"change Pulumi.{stack}.yaml, or choose another plan" if file else "choose another --plan N",
+        )
+    settings = settings or StackSettings(stack=name, plan=plan)
+    if file is None or file.plan == plan:
+        return settings, [finding]
+    other_plan = warning(
+        f"stack {stack} has another plan than the one that is checked",
+        why="pulumi up carries out the stack's",
+        next_step=f"gpufleet stack set PLAN --stack {stack}",
     )
+    return settings, [finding, other_plan]
 
 
-def _check_offline(plan: FleetPlan, stack: str | None, file: StackFile | None) -> list[Finding]:
-    return [
-        *named("plan", _check_numbers(plan)),
-        *named("configuration", _check_configuration(plan, stack, file)),
-        *named("training code", [_check_training_code(plan, file)]),
-    ]
-
-
-def _check_numbers(plan: FleetPlan) -> list[Finding]:
-    """See that the plan is as recommend wrote it, and that its prices hold."""
-    faults = [
-        failure(fault.got, limit=fault.limit, why=fault.why, next_step=fault.next_step) for fault in audit(plan, load())
-    ]
-    return faults or [passed("it is as recommend wrote it, and its prices hold")]
-
-
-def _check_training_code(plan: FleetPlan, file: StackFile | None) -> Finding:
+def _check_training_code(settings: StackSettings) -> Finding:
     """Warn of a plan that nothing on the nodes would train."""
-    command = str(file.config.get("gpufleet:trainCommand") or "") if file else ""
+    plan, command = settings.plan, settings.train_command
     if not plan.beyond_trainer or command:
         words = split_command(command) or []
         how = _STARTED[start_of(words)]
@@ -194,30 +160,6 @@ def _check_training_code(plan: FleetPlan, file: StackFile | None) -> Finding:
         why="without gpufleet:trainCommand the nodes join and wait, and are paid",
         next_step=other_code(plan),
     )
-
-
-def _check_configuration(plan: FleetPlan, stack: str | None, file: StackFile | None) -> list[Finding]:
-    """Let the Pulumi program itself judge plan and configuration."""
-    stand_in(plan, stack=stack or _NO_STACK, config=file.config_texts if file else {})
-    finding = passed("the Pulumi program takes plan and configuration")
-    try:
-        # Files that keys name are searched from Pulumi.yaml's folder.
-        with chdir(file.path.parent if file else Path()):
-            configuration.load(starts_nodes=file is not None)
-    except (ConfigError, RunError) as error:  # RunError: a value is no number
-        finding = failure(
-            str(error),
-            why="pulumi up refuses it before anything is created",
-            next_step=f"change Pulumi.{stack}.yaml, or choose another plan" if file else "choose another --plan N",
-        )
-    if file is None or file.plan == plan:
-        return [finding]
-    other_plan = warning(
-        f"stack {stack} has another plan than the one that is checked",
-        why="pulumi up carries out the stack's",
-        next_step=f"gpufleet stack set PLAN --stack {stack}",
-    )
-    return [finding, other_plan]
 
 
 def _row(finding: Finding) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
+from optimizer.commands.preflight import run as running
+from optimizer.commands.preflight.model import iam_action, preflight_policy
 from optimizer.contract.plan import plan_from_dict
-from optimizer.preflight import run as running
-from optimizer.preflight.model import iam_action, preflight_policy
 from tests.plans import SPOT_P4D, merged, sample_plan, sealed
 from tests.unit.optimizer.commands.conftest import Gpufleet
-from tests.unit.optimizer.preflight.account import (
+from tests.unit.optimizer.commands.preflight.account import (
     DENIED,
     DENIED_EC2,
     DIGEST,
@@ -36,8 +36,6 @@ from tests.unit.optimizer.preflight.account import (
     registry_answer,
     target,
 )
-
-pytestmark = pytest.mark.usefixtures("unaudited")
 
 __all__ = ["aws"]
 
@@ -92,14 +90,14 @@ def test_the_json_is_as_written_down(gpufleet: Gpufleet, aws: FakeAws, plan: str
     aws.answers["DescribeKey"] = DENIED
     write_stack(tmp_path, amiName=IMAGE, trainCommand="train.py")
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")
-    assert code == 1 and err.startswith('1 error, 1 warning, 1 unknown, 10 ok\n{"error": {"code": 1, ')
+    assert code == 1 and err.startswith('1 error, 1 warning, 1 unknown, 9 ok\n{"error": {"code": 1, ')
     assert json.loads(out) == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
 @pytest.mark.usefixtures("now")
 def test_all_well_is_status_0(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
     code, out, err = gpufleet("preflight", plan, "--stack", "dev")
-    assert code == 0 and out.endswith("0 error, 0 warning, 0 unknown, 13 ok\n")
+    assert code == 0 and out.endswith("0 error, 0 warning, 0 unknown, 12 ok\n")
     assert "note: Pulumi.dev.yaml is not there" in err
 
 
@@ -129,7 +127,7 @@ def test_csv_has_the_same_rows(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> N
     code, out, err = gpufleet("preflight", plan, "--stack", "dev", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert code == 0 and list(rows[0]) == ["level", "check", "found", "value", "limit", "why", "next"]
-    assert len(rows) == 13 and "0 error" in err
+    assert len(rows) == 12 and "0 error" in err
 
 
 def test_without_a_stack_what_is_named_after_it_is_unknown(gpufleet: Gpufleet, aws: FakeAws, plan: str) -> None:
@@ -241,10 +239,10 @@ OPERATIONS = set(healthy()) - {"GetCallerIdentity", "DescribeInstanceTypes"}
 @pytest.mark.parametrize("refusal", [DENIED_EC2, THROTTLED], ids=lambda refusal: refusal.code)
 def test_a_call_that_fails_is_unknown_and_hides_no_other(aws: FakeAws, operation: str, refusal: Refusal) -> None:
     """Whatever call is refused or throttled: at least a row says so, none is an error, and the rest is as it was."""
-    well = {row.check: row.level for row in running.preflight(target(), at=NOW).findings}
+    well = {row.check: row.level for row in running.preflight(target(), stack="dev", at=NOW).findings}
     assert set(well.values()) == {"ok"}
     aws.answers[operation] = refusal
-    rows = running.preflight(target(), at=NOW).findings
+    rows = running.preflight(target(), stack="dev", at=NOW).findings
     unknown = [row for row in rows if row.level == "unknown"]
     assert unknown and not [row for row in rows if row.level in ("error", "warning")]
     said = iam_action(operation) if refusal is DENIED_EC2 else "throttled"
@@ -257,14 +255,14 @@ def test_a_call_that_fails_is_unknown_and_hides_no_other(aws: FakeAws, operation
 def test_an_empty_answer_never_crashes(aws: FakeAws, operation: str) -> None:
     """Every field is optional in AWS's models; one that is missing is unknown, or an error of its own."""
     aws.answers[operation] = {}
-    rows = running.preflight(target(), at=NOW).findings
+    rows = running.preflight(target(), stack="dev", at=NOW).findings
     assert {row.level for row in rows} >= {"ok"} and any(row.level in ("unknown", "error") for row in rows)
     assert all("Traceback" not in row.text for row in rows)
 
 
 def test_an_account_that_is_not_said_leaves_names_unknown(aws: FakeAws) -> None:
     aws.answers["GetCallerIdentity"] = THROTTLED
-    report = running.preflight(target(), at=NOW)
+    report = running.preflight(target(), stack="dev", at=NOW)
     unknown = {row.check for row in report.findings if row.level == "unknown"}
     assert report.account is None and unknown == {"identity"}
 
@@ -288,9 +286,9 @@ def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:
     aws.answers["DescribeSubnets"] = {"Subnets": [{"SubnetId": "subnet-1", "AvailabilityZoneId": "use1-az2"}]}
     aws.answers["DescribeInstances"] = {"Reservations": [{"Instances": [instance()]}]}
     aws.answers["BatchGetImage"] = registry_answer()
-    running.preflight(target(container_image=f"{REPOSITORY}@{DIGEST}"), at=NOW)
+    running.preflight(target(image=f"{REPOSITORY}@{DIGEST}"), stack="dev", at=NOW)
     own = {"vpc_id": "vpc-1", "subnet_ids": ("subnet-1",)}
-    running.preflight(target(block, data_bucket="corpus", **own), at=NOW)
+    running.preflight(target(block, data="s3://corpus/tokens", **own), stack="dev", at=NOW)
     made = {iam_action(operation) for operation, _ in aws.calls}
     allowed: set[str] = set()
     for statement in preflight_policy()["Statement"]:

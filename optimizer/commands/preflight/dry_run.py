@@ -7,15 +7,16 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from botocore.exceptions import ClientError
 
+from infra.settings import ConfigError
 from optimizer.aws import clients, errors
-from optimizer.aws.images import newest
 from optimizer.aws.paging import filters
-from optimizer.preflight.image import describe_images
-from optimizer.preflight.model import Check, Context, Finding, Unknown, ask, find, passed, unknown
+from optimizer.commands.preflight.image import describe_images, wanted_image
+from optimizer.commands.preflight.model import Check, Context, Finding, Unknown, ask, find, passed, unknown
 
 _WHY = (
     "pulumi up needs it; the deployer's policy permits nodes by a launch template alone, so a dry run is refused where "
@@ -26,17 +27,16 @@ _NEXT = "aws sts decode-authorization-message tells the policies of an encoded m
 
 def check_node(context: Context) -> Iterator[Finding]:
     """Ask for the plan's nodes as their launch template describes them, with the stack's key where it has one."""
-    target, plan = context.target, context.plan
+    plan, subnet_ids = context.plan, context.settings.subnet_ids
     images = []
-    if not target.ami_problem:
-        wanted = target.ami_id or target.ami_name or newest(context.region, target.ami_parameter)
-        images = describe_images(context, wanted)
+    with suppress(ConfigError):  # reported by the image's own check
+        images = describe_images(context, wanted_image(context))
     if not images:
         yield unknown("there is no image to ask with", next_step="mend the image's error")
         return
     volume: Any = {"VolumeSize": plan.volumes.root_gib, "VolumeType": "gp3", "Encrypted": True}
     kms = clients.kms(context.region)
-    key: Any = find(lambda: kms.describe_key(KeyId=target.key_alias)["KeyMetadata"]) if target.key_alias else {}
+    key: Any = find(lambda: kms.describe_key(KeyId=context.key_alias)["KeyMetadata"]) if context.stack else {}
     if not isinstance(key, Unknown) and "Arn" in key:
         volume["KmsKeyId"] = key["Arn"]
     request: dict[str, Any] = {
@@ -54,8 +54,8 @@ def check_node(context: Context) -> Iterator[Finding]:
         request["InstanceMarketOptions"] = {"MarketType": plan.purchase.option}
     if id_ := plan.purchase.capacity_reservation_id:
         request["CapacityReservationSpecification"] = {"CapacityReservationTarget": {"CapacityReservationId": id_}}
-    if target.subnet_ids:
-        request["SubnetId"] = target.subnet_ids[0]
+    if subnet_ids:
+        request["SubnetId"] = subnet_ids[0]
     yield _ask(f"{plan.node_count} x {plan.instance_type}", context.ec2.run_instances, request)
 
 
@@ -74,7 +74,7 @@ def check_reservation(context: Context) -> Iterator[Finding]:
         "EndDateType": "unlimited",
         "TagSpecifications": [{"ResourceType": "capacity-reservation", "Tags": _tags(context)}],
     }
-    own: Any = filters({"tag:gpufleet:stack": [context.target.stack]})
+    own: Any = filters({"tag:gpufleet:stack": [context.stack]})
     groups = ask(lambda: context.ec2.describe_placement_groups(Filters=own)["PlacementGroups"])
     if not isinstance(groups, Unknown) and groups:
         request["PlacementGroupArn"] = groups[0]["GroupArn"]
@@ -89,7 +89,7 @@ DRY_RUNS = (
 
 
 def _tags(context: Context) -> list[dict[str, str]]:
-    return [{"Key": "gpufleet:stack", "Value": context.target.stack}]
+    return [{"Key": "gpufleet:stack", "Value": context.stack}]
 
 
 def _ask(what: str, operation: Callable[..., object], request: dict[str, Any]) -> Finding:

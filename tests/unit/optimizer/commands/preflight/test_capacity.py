@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from optimizer.aws import quotas
+from optimizer.commands.preflight.capacity import check_instance_quotas
+from optimizer.commands.preflight.model import Check, Finding
+from optimizer.commands.preflight.place import check_spot_score
+from optimizer.commands.preflight.reservation import check_reservation
 from optimizer.contract.plan import FleetPlan
-from optimizer.preflight.capacity import check_instance_quotas
-from optimizer.preflight.model import Check, Finding
-from optimizer.preflight.place import check_spot_score
-from optimizer.preflight.reservation import check_reservation
 from tests.plans import sample_plan
-from tests.unit.optimizer.preflight.account import (
+from tests.unit.optimizer.commands.preflight.account import (
     ACCOUNT,
     DENIED_EC2,
     END,
@@ -220,7 +220,7 @@ def test_a_better_zone_is_named(aws: FakeAws) -> None:
 
 def test_a_fleet_of_lone_nodes_is_scored_by_region(aws: FakeAws) -> None:
     aws.answers["GetSpotPlacementScores"] = {"SpotPlacementScores": [{"Region": "us-east-1", "Score": 8}]}
-    row = only(check_spot_score(context(gang=False)))
+    row = only(check_spot_score(context(mode="workers")))
     assert (row.level, row.text) == ("ok", "8 of 10 for 1 spot p4d.24xlarge in us-east-1")
     assert aws.asked("GetSpotPlacementScores")[0]["SingleAvailabilityZone"] is False
 

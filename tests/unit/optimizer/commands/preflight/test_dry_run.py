@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from optimizer.preflight import run as running
-from optimizer.preflight.dry_run import DRY_RUNS
+from optimizer.commands.preflight import run as running
+from optimizer.commands.preflight.dry_run import DRY_RUNS
 from tests.plans import sample_plan
-from tests.unit.optimizer.preflight.account import NOW, FakeAws, Refusal, aws, context, only, target
+from tests.unit.optimizer.commands.preflight.account import NOW, FakeAws, Refusal, aws, context, only, target
 
 __all__ = ["aws"]
 
@@ -71,6 +71,6 @@ def test_a_reservation_is_asked_for_in_the_stacks_placement_group_once_it_is_the
 
 
 def test_no_plan_without_an_image_and_no_preflight_of_itself_asks(aws: FakeAws) -> None:
-    assert only(check_node(context(ami_problem="p3.2xlarge has V100 GPUs"))).level == "unknown"
-    running.preflight(target(MAKES), at=NOW)
+    assert only(check_node(context(sample_plan(node={"gpu": "V100"})))).level == "unknown"
+    running.preflight(target(MAKES), stack="dev", at=NOW)
     assert not aws.asked("RunInstances") and not aws.asked("CreateCapacityReservation")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from infra.s3_uri import read_s3_prefix
 from optimizer.aws import clients
 from optimizer.aws.errors import UnusableAnswerError
 from optimizer.aws.paging import filters, pages
 from optimizer.catalog.sources import offerings
-from optimizer.preflight.model import Context, Finding, Unknown, ask, failure, passed, unknown
+from optimizer.commands.preflight.model import Context, Finding, Unknown, ask, failure, passed, unknown
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -41,12 +42,12 @@ def check_zones(context: Context) -> Iterator[Finding]:
     missing = [zone for zone in wanted if zone not in usable]
     value, offering = ", ".join(wanted or usable), ", ".join(usable)
     if usable and not missing:
-        one = "; all nodes go there" if context.target.one_zone else ""
+        one = "; all nodes go there" if context.settings.one_zone else ""
         yield passed(f"{value} offers {name}{one}", check=check, value=value)
         return
     stops = len(missing) == len(wanted)
     other = f"pulumi config set gpufleet:zoneId {usable[0]}" if usable else "gpufleet recommend --region REGION"
-    why = _WHY_ONE if context.target.one_zone else "no node could start there"
+    why = _WHY_ONE if context.settings.one_zone else "no node could start there"
     yield Finding(
         f"{', '.join(missing) or 'the region'} does not offer {name} to this account; {offering or 'no zone'} does",
         check=check,
@@ -68,8 +69,7 @@ def check_spot_score(context: Context) -> Iterator[Finding]:
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-placement-score.html
     """
-    plan, target = context.plan, context.target
-    nodes = target.spot_nodes
+    plan, one_zone, nodes = context.plan, context.settings.one_zone, context.spot_nodes
     if nodes == 0:
         return
     answers = pages(
@@ -79,17 +79,17 @@ def check_spot_score(context: Context) -> Iterator[Finding]:
         InstanceTypes=[plan.instance_type],
         TargetCapacity=nodes,
         TargetCapacityUnitType="units",
-        SingleAvailabilityZone=target.one_zone,
+        SingleAvailabilityZone=one_zone,
         RegionNames=[context.region],
     )
-    place_of = "AvailabilityZoneId" if target.one_zone else "Region"
+    place_of = "AvailabilityZoneId" if one_zone else "Region"
     scores: dict[str, int] = {answer[place_of]: int(answer["Score"]) for answer in answers}
     if faulty := [score for score in scores.values() if not 1 <= score <= 10]:
         raise UnusableAnswerError(f"a spot placement score of {faulty[0]}, and the scale is 1 to 10")
     best = max(scores, key=lambda place: scores[place], default="")
     # Without a chosen zone the Pulumi program takes any zone that offers the type.
     zone = context.zone_ids[0] if context.zone_ids else best
-    place = zone if target.one_zone else context.region
+    place = zone if one_zone else context.region
     wanted = f"{nodes} spot {plan.instance_type} in {place or context.region}"
     elsewhere = f"pulumi config set gpufleet:zoneId {best}"
     if place not in scores:
@@ -101,7 +101,7 @@ def check_spot_score(context: Context) -> Iterator[Finding]:
         return
     score = scores[place]
     text = f"{score} of 10 for {wanted}"
-    if has_better := target.one_zone and scores[best] > score:
+    if has_better := one_zone and scores[best] > score:
         text += f"; {best} has {scores[best]}"
     if score >= LIKELY:
         yield passed(text, value=score, limit=LIKELY)
@@ -117,9 +117,10 @@ def check_spot_score(context: Context) -> Iterator[Finding]:
 
 def check_data_bucket(context: Context) -> Iterator[Finding]:
     """Check that a bucket which a file system is linked to is in the fleet's region."""
-    bucket, plan = context.target.data_bucket, context.plan
-    if plan.lustre is None or not bucket:
+    plan, place = context.plan, read_s3_prefix(context.settings.data)
+    if plan.lustre is None or place is None:
         return  # the configuration's check refuses a file system without data
+    bucket, _ = place
     # https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
     region = ask(lambda: clients.s3(context.region).head_bucket(Bucket=bucket)["BucketRegion"])
     if isinstance(region, Unknown):

@@ -12,8 +12,7 @@ from typing import Any
 
 from bootstrap.contract.words import counted
 from optimizer.aws import blocks, quotas
-from optimizer.contract.plan import CapacityBlock, usable_hours
-from optimizer.preflight.model import (
+from optimizer.commands.preflight.model import (
     Context,
     Finding,
     Unknown,
@@ -23,6 +22,7 @@ from optimizer.preflight.model import (
     passed,
     unknown,
 )
+from optimizer.contract.plan import CapacityBlock, usable_hours
 
 _TIME = "%Y-%m-%d %H:%M UTC"
 
@@ -127,7 +127,7 @@ def _room(context: Context, reservation: Any, block: CapacityBlock | None) -> It
     owned, topped_up = plan.owned_nodes, plan.purchase.on_demand_top_up > 0
     taken = "more nodes would be rented than the plan pays for" if topped_up else "a gang starts with all or none"
     if free < owned <= total:
-        stack = context.target.stack
+        stack = context.stack
         yield Finding(
             f"{free} of its {total} instances are free, and the plan runs {owned} in it",
             level="warning" if stack else "error",

@@ -9,7 +9,7 @@ from functools import partial
 
 from optimizer.aws import quotas
 from optimizer.aws.quotas import Quota
-from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, passed, unknown
+from optimizer.commands.preflight.model import Context, Finding, Level, Unknown, ask, passed, unknown
 
 _WHY = "AWS refuses to start instances above it, and a gang needs all of its nodes"
 
@@ -26,8 +26,8 @@ class Need:
 
 def check_instance_quotas(context: Context) -> Iterator[Finding]:
     """Check vCPUs of running instances by family; on-demand and spot count apart, and AWS checks a block's purchase."""
-    plan, target = context.plan, context.target
-    if target.spot_nodes and quotas.spot(plan.instance_type) is None:
+    plan = context.plan
+    if context.spot_nodes and quotas.spot(plan.instance_type) is None:
         yield unknown(
             check=f"quota of spot {plan.instance_type}",
             text=f"AWS's page of quotas names none of spot for {plan.instance_type.partition('.')[0]}",
@@ -70,7 +70,7 @@ def _compare(context: Context, need: Need, used: Counter[Quota] | Unknown) -> Fi
 
 def _node_needs(context: Context) -> Iterator[Need]:
     plan, purchase = context.plan, context.plan.purchase
-    vcpus, nodes, spot_nodes = plan.node.vcpus, plan.node_count, context.target.spot_nodes
+    vcpus, nodes, spot_nodes = plan.node.vcpus, plan.node_count, context.spot_nodes
     on_demand, base = quotas.on_demand(plan.instance_type), purchase.on_demand_base
     if on_demand:
         if purchase.option == "on-demand" or (purchase.option == "reserved" and not purchase.capacity_reservation_id):

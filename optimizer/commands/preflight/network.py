@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract.words import counted
+from infra.settings import interface_endpoints
 from optimizer.aws.paging import filters, pages
-from optimizer.preflight.model import Context, Finding, failure, passed
+from optimizer.commands.preflight.model import Context, Finding, failure, passed
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -24,7 +25,7 @@ def subnet_zones(ec2: EC2Client, subnet_ids: tuple[str, ...]) -> tuple[str, ...]
 
 def check_vpc(context: Context) -> Iterator[Finding]:
     """Check that the given VPC resolves names: https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html."""
-    vpc_id = context.target.vpc_id
+    vpc_id = context.settings.vpc_id
     if not vpc_id:
         return
     answer = context.ec2.describe_vpc_attribute(VpcId=vpc_id, Attribute="enableDnsSupport")
@@ -40,7 +41,7 @@ def check_vpc(context: Context) -> Iterator[Finding]:
 
 def check_addresses(context: Context) -> Iterator[Finding]:
     """Check that the given subnets have an address for each node."""
-    subnet_ids, nodes = context.target.subnet_ids, context.plan.node_count
+    subnet_ids, nodes = context.settings.subnet_ids, context.plan.node_count
     if not subnet_ids:
         return
     subnets = context.ec2.describe_subnets(SubnetIds=list(subnet_ids))["Subnets"]
@@ -57,24 +58,24 @@ def check_addresses(context: Context) -> Iterator[Finding]:
 
 def check_reach(context: Context) -> Iterator[Finding]:
     """Check that nodes in the given subnets reach the services they call: by a way out, or by an endpoint for each."""
-    target, region = context.target, context.region
-    if not target.vpc_id:
+    settings, region = context.settings, context.region
+    if not settings.vpc_id:
         return
-    tables = _route_tables(context.ec2, target.vpc_id, target.subnet_ids)
+    tables = _route_tables(context.ec2, settings.vpc_id, settings.subnet_ids)
     closed = {subnet_id: table for subnet_id, table in tables.items() if not any(map(_leads_out, table["Routes"]))}
     if not closed:
         yield passed("the subnets have a way out (NAT or the like)")
         return
     services = _endpoint_services(context, {table["RouteTableId"] for table in closed.values()} - {""})
-    missing = [service for service in ("s3", *target.endpoints) if service not in services]
+    missing = [service for service in ("s3", *interface_endpoints(image=settings.image)) if service not in services]
     if not missing:
-        yield passed(f"{target.vpc_id} has an endpoint for each service used")
+        yield passed(f"{settings.vpc_id} has an endpoint for each service used")
         return
     yield failure(
         f"there is no way out of {', '.join(closed)}, and no endpoint for {', '.join(missing)}",
         value=", ".join(missing),
         why="a node fetches its set-up from S3 and completes its launch hook, or is replaced, at full price",
-        next_step=f"aws ec2 create-vpc-endpoint --region {region} --vpc-id {target.vpc_id} "
+        next_step=f"aws ec2 create-vpc-endpoint --region {region} --vpc-id {settings.vpc_id} "
         f"--service-name com.amazonaws.{region}.{missing[0]}, or a NAT gateway",
     )
 
@@ -104,7 +105,7 @@ def _endpoint_services(context: Context, table_ids: set[str]) -> set[str]:
 
     A gateway endpoint is reached by route: it counts if all of ``table_ids`` have it.
     """
-    available = filters({"vpc-id": [context.target.vpc_id], "vpc-endpoint-state": ["available"]})
+    available = filters({"vpc-id": [context.settings.vpc_id], "vpc-endpoint-state": ["available"]})
     return {
         endpoint["ServiceName"].removeprefix(f"com.amazonaws.{context.region}.")
         for endpoint in pages(context.ec2, "describe_vpc_endpoints", "VpcEndpoints", Filters=available)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from optimizer.commands.preflight.money import check_prices
 from optimizer.contract.plan import FleetPlan
-from optimizer.preflight.money import check_prices
 from tests.plans import sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
-from tests.unit.optimizer.preflight.account import (
+from tests.unit.optimizer.commands.preflight.account import (
     DENIED_EC2,
     FakeAws,
     aws,
@@ -46,7 +46,7 @@ def test_a_price_that_rose_is_a_warning(aws: FakeAws, today: str, level: str, ch
 
 
 def test_a_lone_node_pays_its_cheapest_zones_price(aws: FakeAws) -> None:
-    row = next(check_prices(context(gang=False)))
+    row = next(check_prices(context(mode="workers")))
     assert (row.value, row.level) == (9.0, "ok") and "spot in use1-az6" in row.text
 
 

@@ -6,18 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from optimizer.aws import clients, errors
+from optimizer.commands.preflight.model import Account, Context, Finding, Unknown, ask, failure, find, passed, unknown
 from optimizer.contract.errors import GpufleetError
-from optimizer.preflight.model import Account, Context, Finding, Unknown, ask, failure, find, passed, unknown
-
-# Errors after which no other call would work.
-_FATAL = (
-    errors.has_no_credentials,
-    errors.is_misconfigured,
-    errors.has_bad_credentials,
-    errors.is_region_disabled,
-    errors.is_unreachable,
-    errors.is_unreadable,
-)
 
 
 def identify(region: str) -> Account | Unknown:
@@ -33,7 +23,7 @@ def identify(region: str) -> Account | Unknown:
         try:
             answer = clients.sts(region).get_caller_identity()
         except Exception as error:
-            if any(predicate(error) for predicate in _FATAL):
+            if errors.stops_all_calls(error):
                 raise GpufleetError(
                     f"nothing was checked in {region}: {errors.reason(error)}",
                     limit="credentials that may read, and a way to AWS",
@@ -49,14 +39,14 @@ def identify(region: str) -> Account | Unknown:
 
 def check_key(context: Context) -> Iterator[Finding]:
     """Check the state of the key with the stack's alias."""
-    if not context.target.key_alias:
+    if not context.stack:
         yield unknown(
             "no stack was named",
             why="an existing stack's key may be disabled or waiting to be deleted",
             next_step="gpufleet preflight PLAN --stack NAME",
         )
         return
-    alias, kms = context.target.key_alias, clients.kms(context.region)
+    alias, kms = context.key_alias, clients.kms(context.region)
     key: Any = find(lambda: kms.describe_key(KeyId=alias)["KeyMetadata"])
     if isinstance(key, Unknown):
         yield passed(f"there is no {alias} yet: pulumi up makes it")

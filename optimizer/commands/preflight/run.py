@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
+from infra.settings import StackSettings
 from optimizer.aws import clients
-from optimizer.preflight import account, capacity, image, money, network, place, reservation
-from optimizer.preflight.model import LEVELS, Account, Check, Context, Deployment, Finding, Unknown, ask, named, passed
+from optimizer.commands.preflight import account, capacity, image, money, network, place, reservation
+from optimizer.commands.preflight.model import LEVELS, Account, Check, Context, Finding, Unknown, ask, named, passed
 
 # In the order of printing within a level.
 CHECKS = (
@@ -46,21 +47,21 @@ class PreflightReport:
 
 
 def preflight(
-    target: Deployment,
+    settings: StackSettings,
     *,
+    stack: str = "",
     more: Sequence[Check] = (),
     offline: Sequence[Finding] = (),
     at: datetime | None = None,
-    told: Callable[[str], None] = lambda check: None,
 ) -> PreflightReport:
-    """Check with AWS whether ``target`` can be carried out ``at`` a time, by default now.
+    """Check with AWS whether a configuration can be carried out ``at`` a time, by default now; ``stack`` is its name.
 
-    ``more`` are further checks, ``offline`` findings made without AWS; ``told`` gets each check's name at its end.
+    ``more`` are further checks, ``offline`` findings made without AWS.
 
     Raises:
         optimizer.contract.errors.GpufleetError: no credentials, refused ones, or no way to AWS.
     """
-    now, region = at or datetime.now(UTC), target.plan.region
+    now, region = at or datetime.now(UTC), settings.plan.region
     caller = account.identify(region)
     if isinstance(caller, Unknown):
         first = caller.finding(why="names of buckets and keys hold the account")
@@ -69,22 +70,17 @@ def preflight(
     ec2 = clients.ec2(region)
     known_account = None if isinstance(caller, Unknown) else caller
     context = Context(
-        target=target,
+        settings=settings,
+        stack=stack,
         account=known_account,
         ec2=ec2,
         service_quotas=clients.service_quotas(region),
         open_zones=ask(partial(place.open_zones, ec2)),
-        subnet_zones=ask(partial(network.subnet_zones, ec2, target.subnet_ids)),
+        subnet_zones=ask(partial(network.subnet_zones, ec2, settings.subnet_ids)),
         now=now,
     )
-
-    def run(check: Check) -> list[Finding]:
-        found = list(check(context))
-        told(check.name)
-        return found
-
     with ThreadPoolExecutor(max_workers=CHECKS_AT_ONCE) as pool:
-        answers = list(pool.map(run, (*CHECKS, *more)))
+        answers = list(pool.map(lambda check: list(check(context)), (*CHECKS, *more)))
     findings = [*offline, *named("identity", [first]), *(finding for answer in answers for finding in answer)]
     findings.sort(key=lambda finding: LEVELS.index(finding.level))
     return PreflightReport(account=known_account, at=now, findings=tuple(findings))

@@ -1,11 +1,10 @@
-"""A plan that recommend wrote is taken; a changed one, one without a digest and one with old prices are refused."""
+"""A plan that recommend wrote is taken, also after other tools wrote it; a changed one and one without a digest not."""
 
 from __future__ import annotations
 
 import copy
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -17,8 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from optimizer.audit import audit
-from optimizer.catalog import Catalog, load
 from optimizer.cli import cli
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import QUOTE, PlanError, plan_from_dict
@@ -35,10 +32,6 @@ REQUEST: dict[str, Any] = {
 def plans() -> list[dict[str, Any]]:
     answer = recommend(REQUEST)
     return [plan.model_dump(mode="json") for plan in (*answer.plans, *answer.pareto)]
-
-
-def faults(plan: dict[str, Any], catalog: Catalog | None = None) -> list[InvalidInputError]:
-    return list(audit(plan_from_dict(plan), catalog or load()))
 
 
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -60,13 +53,12 @@ def changed(plan: dict[str, Any], path: tuple[str | int, ...], value: Any) -> di
 
 def test_every_recommended_plan_passes_also_after_other_tools_wrote_it(tmp_path: Path) -> None:
     assert {plan["purchase"]["option"] for plan in plans()} == {"on-demand", "spot"}
-    for plan in plans():
-        assert not faults(plan)
     whole = json.dumps(plans()[0]).replace(".0,", ",").replace(".0}", "}")
-    assert not faults(json.loads(whole))
+    assert plan_from_dict(json.loads(whole)).digest == plans()[0]["digest"]
     path = tmp_path / "plan.yaml"
     YAML(typ="safe").dump(plans()[0], path)
-    assert not faults(json.loads(json.dumps(YAML(typ="safe").load(path), default=str)))
+    again = plan_from_dict(json.loads(json.dumps(YAML(typ="safe").load(path), default=str)))
+    assert again.digest == plans()[0]["digest"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -85,24 +77,6 @@ def test_a_changed_field_is_refused(data: st.DataObject) -> None:
         plan_from_dict(changed(plan, path, change))
 
 
-def test_a_price_that_changed_since_is_refused_and_a_quote_is_not() -> None:
-    plan = plan_from_dict(plans()[0])
-    catalog = load()
-    raised = tuple(
-        replace(
-            offer,
-            on_demand=offer.on_demand
-            and replace(offer.on_demand, usd_per_hour=1.06 * offer.on_demand.usd_per_hour, as_of=date(2030, 1, 1)),
-        )
-        for offer in catalog.offers
-    )
-    later = replace(catalog, offers=raised)
-    (fault, *_) = audit(plan, later)
-    assert fault.got.startswith("prices.0.usd is") and "constraints.quotes" in fault.next_step
-    own = plan.prices[0].model_copy(update={"source": f"{QUOTE}EDP 2026-17"})
-    assert not list(audit(plan.model_copy(update={"prices": (own,), "alternates": ()}), later))
-
-
 def test_a_quote_of_the_request_is_the_plans_price() -> None:
     quote = {
         "instance_type": "p5.48xlarge",
@@ -115,7 +89,6 @@ def test_a_quote_of_the_request_is_the_plans_price() -> None:
     limits = {"instance_types": ["p5.48xlarge"], "purchase_options": ["on-demand"], "quotes": [quote]}
     best = recommend({**REQUEST, "constraints": limits}).plans[0]
     assert (best.region, best.prices[0].usd, best.prices[0].source) == ("us-east-1", 9.5, f"{QUOTE}EDP 2026-17")
-    assert not list(audit(best, load()))
     with pytest.raises(InvalidInputError, match=r"'p5\.48xlarg' is not in the catalog"):
         recommend({**REQUEST, "constraints": {"quotes": [quote | {"instance_type": "p5.48xlarg"}]}})
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from optimizer.commands.preflight.account import identify
+from optimizer.commands.preflight.model import Account, Unknown
+from optimizer.commands.preflight.place import open_zones
 from optimizer.contract.errors import GpufleetError
-from optimizer.preflight.account import identify
-from optimizer.preflight.model import Account, Unknown
-from optimizer.preflight.place import open_zones
-from tests.unit.optimizer.preflight.account import (
+from tests.unit.optimizer.commands.preflight.account import (
     ACCOUNT,
     ARN,
     CHECK,
@@ -58,8 +58,8 @@ def test_a_gang_goes_to_the_plans_first_open_zone(aws: FakeAws) -> None:
     ("offered", "changes", "level", "says"),
     [
         ("use1-az4 use1-az6", {}, "error", "use1-az2 does not offer p4d.24xlarge"),
-        ("use1-az6", {"gang": False}, "warning", "use1-az2 does not offer p4d.24xlarge"),
-        ("", {"gang": False}, "error", "no zone does"),
+        ("use1-az6", {"mode": "workers"}, "warning", "use1-az2 does not offer p4d.24xlarge"),
+        ("", {"mode": "workers"}, "error", "no zone does"),
         ("use1-az2", {"open_zones": frozenset({"use1-az1"})}, "error", "no zone does"),
     ],
 )
@@ -69,7 +69,7 @@ def test_zones_without_the_type(aws: FakeAws, offered: str, changes: dict[str, A
     assert row.level == level and says in row.text
     if level == "error":
         where = "config set gpufleet:zoneId use1-az4" if "az4" in offered else "gpufleet recommend --region"
-        assert where in row.next_step and ("in one zone" in row.why) == changes.get("gang", True)
+        assert where in row.next_step and ("in one zone" in row.why) == ("mode" not in changes)
 
 
 def test_the_nodes_go_to_the_zones_of_given_subnets(aws: FakeAws) -> None:

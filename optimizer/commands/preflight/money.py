@@ -9,8 +9,8 @@ from functools import partial
 from optimizer.aws import clients
 from optimizer.aws.errors import UnusableAnswerError
 from optimizer.catalog.sources import price_list, spot_history
+from optimizer.commands.preflight.model import Context, Finding, Level, Unknown, ask, named, warning
 from optimizer.contract.plan import FleetPlan, Market, NodeItem, PlanPrice
-from optimizer.preflight.model import Context, Finding, Level, Unknown, ask, named, warning
 
 # A smaller rise is no reason to plan anew: a plan's 95th percentile is further from its expectation than that.
 DEARER = 0.05
@@ -111,7 +111,7 @@ def _judge_budget(context: Context, quotes: dict[NodeItem, NodeQuote]) -> Findin
     expected, p95, reserve = cost.expected * factor, cost.p95 * factor, plan.reserve_usd * factor
     prices = "today's prices" if quotes else "the plan's prices, as none of today's is known"
     about = f"{expected:,.2f} USD expected and {p95:,.2f} at the 95th percentile at {prices} ({factor - 1:+.1%})"
-    limits = {"the budget": plan.job.budget_usd, "the ceiling": context.target.ceiling_usd}
+    limits = {"the budget": plan.job.budget_usd, "the ceiling": context.settings.ceiling_usd}
     name, limit = min(((n, usd) for n, usd in limits.items() if usd), key=lambda pair: pair[1], default=("", None))
     if limit is None:
         return warning(

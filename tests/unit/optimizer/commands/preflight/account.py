@@ -20,10 +20,11 @@ from botocore.compat import HTTPHeaders
 from botocore.validate import validate_parameters
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
+from infra.settings import StackSettings
 from optimizer.aws import clients
-from optimizer.contract.plan import INTERFACE_ENDPOINTS, FleetPlan
-from optimizer.preflight.model import Account, Context, Deployment, Finding, Unknown
-from optimizer.preflight.run import CHECKS
+from optimizer.commands.preflight.model import Account, Context, Finding, Unknown
+from optimizer.commands.preflight.run import CHECKS
+from optimizer.contract.plan import FleetPlan
 from tests.plans import sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
 
@@ -34,7 +35,7 @@ ACCOUNT = "123456789012"
 ARN = f"arn:aws:iam::{ACCOUNT}:user/reader"
 WHO = Account(id=ACCOUNT, arn=ARN)
 IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20261009"
-PARAMETER = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04/latest/ami-id"
+PARAMETER = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 
 
 @dataclass(frozen=True)
@@ -261,32 +262,15 @@ def registry_answer(*, size_gib: float = 9.5, platforms: tuple[str, ...] = ()) -
     return answer
 
 
-def target(plan: FleetPlan | None = None, **changes: Any) -> Deployment:
-    """The sample plan for stack "dev", with ``changes``."""
-    plan = plan or sample_plan()
-    given: dict[str, Any] = {
-        "plan": plan,
-        "stack": "dev",
-        "key_alias": "alias/gpufleet-dev",
-        "gang": plan.node_count > 1,
-        "zone_id": "",
-        "vpc_id": "",
-        "subnet_ids": (),
-        "endpoints": INTERFACE_ENDPOINTS,
-        "ami_id": "",
-        "ami_name": "",
-        "ami_parameter": PARAMETER,
-        "ami_problem": "",
-        "ceiling_usd": plan.job.budget_usd,
-        "container_image": "",
-        "data_bucket": "",
-    }
-    return Deployment(**{**given, **changes})
+def target(plan: FleetPlan | None = None, **changes: Any) -> StackSettings:
+    """Settings of the sample plan for stack "dev", with ``changes``."""
+    return StackSettings(stack="dev", plan=plan or sample_plan()).model_copy(update=changes)
 
 
 def context(
     plan: FleetPlan | None = None,
     *,
+    stack: str = "dev",
     account: Account | None = WHO,
     open_zones: frozenset[str] | Unknown = frozenset({"use1-az2", "use1-az4", "use1-az6"}),
     subnet_zones: tuple[str, ...] | Unknown = (),
@@ -294,7 +278,8 @@ def context(
 ) -> Context:
     """Return the input of a check for ``target(plan, **changes)``."""
     return Context(
-        target=target(plan, **changes),
+        settings=target(plan, **changes),
+        stack=stack,
         account=account,
         ec2=clients.ec2("us-east-1"),
         service_quotas=clients.service_quotas("us-east-1"),

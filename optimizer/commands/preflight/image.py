@@ -8,10 +8,10 @@ from typing import Any
 
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.words import counted
+from infra.images import dlami_of
+from infra.settings import ConfigError
 from optimizer.aws.images import find_image, newest
-from optimizer.contract.plan import describe_unbootable
-from optimizer.economics.staging import IMAGE_GIB, least_pull_s
-from optimizer.preflight.model import (
+from optimizer.commands.preflight.model import (
     Context,
     Finding,
     Unknown,
@@ -19,6 +19,8 @@ from optimizer.preflight.model import (
     find,
     passed,
 )
+from optimizer.contract.plan import describe_unbootable
+from optimizer.economics.staging import IMAGE_GIB, least_pull_s
 
 _OTHER_IMAGE = (
     "pulumi config set gpufleet:amiName NAME, an exact name of an AMI by Amazon, or gpufleet:amiId of your own"
@@ -28,17 +30,16 @@ _failure = partial(failure, next_step=_OTHER_IMAGE)
 
 def check_image(context: Context) -> Iterator[Finding]:
     """Look for the exact image, deprecated ones too: a running stack must still find the image it is on."""
-    target = context.target
-    if target.ami_problem:
-        yield _failure(target.ami_problem, why="no node could be made")
+    try:
+        wanted = find(lambda: wanted_image(context))
+    except ConfigError as error:
+        yield _failure(str(error), why="no node could be made")
         return
-    wanted: str | Unknown = target.ami_id or target.ami_name
-    if not wanted:
-        wanted = find(lambda: newest(context.region, target.ami_parameter))
     if isinstance(wanted, Unknown):
+        parameter = dlami_of(context.plan).parameter
         yield _failure(
-            f"no parameter {target.ami_parameter} in {context.region}",
-            value=target.ami_parameter,
+            f"no parameter {parameter} in {context.region}",
+            value=parameter,
             why="AWS has no Deep Learning AMI for the plan's nodes in this region",
         )
         return
@@ -66,6 +67,13 @@ def check_image(context: Context) -> Iterator[Finding]:
         yield passed(f"{text}, an image of your own: it must come from a Deep Learning AMI", value=image["ImageId"])
 
 
+def wanted_image(context: Context) -> str:
+    """Return the id or the exact name of the nodes' image; ConfigError where no image drives the plan's GPUs."""
+    settings = context.settings
+    pinned = settings.dlami.id if settings.dlami else ""
+    return settings.ami_id or settings.ami_name or pinned or newest(context.region, dlami_of(context.plan).parameter)
+
+
 def describe_images(context: Context, wanted: str) -> list[Any]:
     """Describe the images of an id or an exact name."""
     chosen: dict[str, Any] = {"ImageIds": [wanted]}
@@ -77,10 +85,10 @@ def describe_images(context: Context, wanted: str) -> list[Any]:
 
 def check_container_image(context: Context) -> Iterator[Finding]:
     """Look for the image of gpufleet:image, and for room on the root volume, where docker keeps its layers."""
-    image = read_ecr_image(context.target.container_image)
+    uri = context.settings.image
+    image = read_ecr_image(uri)
     if image is None:
         return  # none is set, or the configuration's check refuses it
-    uri = context.target.container_image
     found = find_image(image, context.plan.node.cpu_architecture)
     if isinstance(found, str):
         yield failure(

@@ -1,4 +1,4 @@
-"""Input of the checks (Deployment, Context) and their output (Finding, Unknown)."""
+"""Input of the checks (Context) and their output (Finding, Unknown)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from botocore.exceptions import ClientError
 
+from infra.naming import Names
+from infra.settings import StackSettings
 from optimizer.aws import errors
 from optimizer.contract.plan import FleetPlan
 
@@ -51,49 +53,6 @@ def named(check: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yield ``findings``; those without a check's name get this one."""
     for finding in findings:
         yield finding if finding.check else replace(finding, check=check)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Deployment:
-    """The plan and the configuration to check.
-
-    Attributes:
-        stack, key_alias: name of the plan's Pulumi stack, and alias of its key; empty where none was named.
-        gang: the nodes train together, hence in one zone and one placement group.
-        zone_id: the configured zone; empty for the plan's own.
-        vpc_id, subnet_ids: an existing network; empty for the stack's own.
-        endpoints: services ("ec2") that nodes reach by an interface endpoint.
-        ami_id, ami_name, ami_parameter: the image, by the first that is set; the last is an SSM parameter.
-            ``ami_problem`` says why there is none.
-        container_image: URI of the image that the training runs in; empty for none.
-        data_bucket: bucket of the training data; empty for none.
-    """
-
-    plan: FleetPlan
-    stack: str
-    key_alias: str
-    gang: bool
-    zone_id: str
-    vpc_id: str
-    subnet_ids: tuple[str, ...]
-    endpoints: tuple[str, ...]
-    ami_id: str
-    ami_name: str
-    ami_parameter: str
-    ami_problem: str
-    ceiling_usd: float | None
-    container_image: str
-    data_bucket: str
-
-    @property
-    def one_zone(self) -> bool:
-        """True if all nodes go to one zone."""
-        return self.gang or self.plan.purchase.option in ("reserved", "capacity-block") or self.plan.lustre is not None
-
-    @property
-    def spot_nodes(self) -> int:
-        """Nodes bought on the spot market."""
-        return self.plan.node_count - self.plan.purchase.on_demand_base if self.plan.purchase.option == "spot" else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,9 +143,10 @@ def find(call: Callable[[], T]) -> T | Unknown:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The input of every check; zones are ids, open to the account or of ``target.subnet_ids`` in their order."""
+    """The input of every check; zones are ids, open to the account or of the configured subnets in their order."""
 
-    target: Deployment
+    settings: StackSettings
+    stack: str  # empty where none was named
     account: Account | None
     ec2: EC2Client
     service_quotas: Any
@@ -197,27 +157,38 @@ class Context:
     @property
     def plan(self) -> FleetPlan:
         """The plan."""
-        return self.target.plan
+        return self.settings.plan
 
     @property
     def region(self) -> str:
         """The plan's region."""
-        return self.target.plan.region
+        return self.plan.region
+
+    @property
+    def key_alias(self) -> str:
+        """Alias of the stack's key; empty where no stack was named."""
+        # The alias holds neither account nor region.
+        return Names(stack=self.stack, account_id="", region="", partition="").key_alias if self.stack else ""
+
+    @property
+    def spot_nodes(self) -> int:
+        """Nodes bought on the spot market."""
+        return self.plan.node_count - self.plan.purchase.on_demand_base if self.plan.purchase.option == "spot" else 0
 
     @property
     def zone_ids(self) -> tuple[str, ...]:
         """Known zone ids of the nodes, as the Pulumi program chooses: the subnets', configured or plan's open zones."""
-        target, plan = self.target, self.target.plan
-        if target.subnet_ids:
+        settings = self.settings
+        if settings.subnet_ids:
             return () if isinstance(self.subnet_zones, Unknown) else self.subnet_zones
-        wanted = (target.zone_id,) if target.zone_id else plan.wanted_zone_ids
+        wanted = (settings.zone_id,) if settings.zone_id else self.plan.wanted_zone_ids
         if not isinstance(self.open_zones, Unknown):
             wanted = tuple(zone for zone in wanted if zone in self.open_zones) or wanted
-        return wanted[:1] if target.one_zone else wanted
+        return wanted[:1] if settings.one_zone else wanted
 
     def owns(self, resource: Mapping[str, Any]) -> bool:
         """Return whether a resource, as AWS describes it, belongs to the stack."""
-        return {"Key": "gpufleet:stack", "Value": self.target.stack} in resource.get("Tags", ())
+        return {"Key": "gpufleet:stack", "Value": self.stack} in resource.get("Tags", ())
 
 
 @dataclass(frozen=True, slots=True)
