@@ -66,7 +66,7 @@ RING_JOIN = 250.0
 GROUPED_PRODUCT = 0.8
 # NVIDIA's code for mixtures, least error over the mixtures of data/nvidia_runs.csv (2026-11-28): speed of its grouped
 # product over a dense one, share of the exchange that shows, and host time of a layer over a dense one's.
-FUSED_GROUPED_PRODUCT, FUSED_EXCHANGE, FUSED_MIXTURE_HOST = 0.45, 0.47, 1.67
+FUSED_GROUPED_PRODUCT, FUSED_EXCHANGE, FUSED_MIXTURE_HOST = 0.6, 0.58, 1.74
 # FSDP2's copies in the stream of the computation, bytes a parameter: of the whole after an all-gather, of gradients to
 # 32 bits before a reduction (4.3 and 4.9 ms of Llama 1B over two H100, all but the last layer gathered twice,
 # trainer_torchtitan_2xh100_202611.md). The copy before an all-gather has a stream of its own.

@@ -297,6 +297,10 @@ TILE_ROWS = 128.0
 WRITTEN_PASSES = ((6.5, 1.0), (12.0, 2.0))
 # Fused permute and unpermute (Megatron-LM, megatron/core/transformer/moe/moe_utils.py).
 FUSED_PASSES = ((0.0, 3.5), (0.0, 5.5))
+# Bytes an element of gpt-oss's experts, forward and backward, counted from Megatron-LM at d98e8a6: the second product's
+# bias times the router's probability, their sum, join and cast in 32 bits (_apply_bias of transformer/moe/experts.py),
+# and the clamps in front of the fused gate (weighted_bias_quick_geglu_impl of fusions/fused_bias_geglu.py).
+BIASED_OUTPUT, CLAMPED_GATE = 28.0 + 40.0, 16.0 + 20.0
 
 
 def _experts(x: Case) -> Iterator[Operation]:
@@ -311,6 +315,8 @@ def _experts(x: Case) -> Iterator[Operation]:
         copied = rows * h * (wide * x.wide_residual + own * element)
         gate = rows * kernels.SWIGLU[index] * ffn / x.tensor * (element - x.element)
         moved = moved + times * (copied + gate)
+    if model.mlp_bias and not written:
+        moved = moved + rows * (BIASED_OUTPUT * h + CLAMPED_GATE * ffn / x.tensor)
     yield Operation(name="routing", count=model.mixture_layers, moved=moved)
 
 

@@ -65,6 +65,7 @@ class ModelSpec:
         window, windowed_layers: tokens that sliding-window attention sees, and the layers that have it.
         soft_cap: attention scores pass through tanh (arXiv:2408.00118, 2).
         sinks: a learned logit a head joins each softmax (arXiv:2508.10925, 2).
+        mlp_bias: products of the feed-forward block, of experts and of their router have biases.
         logits_soft_cap: the output logits pass through tanh.
         norms_per_layer, head_norms: norms of the residual's width, and norms of queries and keys.
         gated_mlp: the feed-forward block has a third matrix (SwiGLU, GeGLU).
@@ -107,6 +108,7 @@ class ModelSpec:
     windowed_layers: int = 0
     soft_cap: bool = False
     sinks: bool = False
+    mlp_bias: bool = False
     logits_soft_cap: bool = False
     norms_per_layer: int = 2
     head_norms: bool = False
@@ -269,7 +271,6 @@ class BiasesAndNorms:
 
     Attributes:
         attention_bias: "none", "qkv" (Qwen 2) or "all" (GPT-2).
-        mlp_bias: also of experts and their router.
         norm_weight, norm_bias: vectors of a norm: both of LayerNorm, the weight of RMSNorm and bias-free LayerNorm.
         token_types, embedding_norm: rows of a token-type embedding, and a norm after the embeddings (BERT).
         mlm_head: a dense layer with norm before the output projection, and a vocabulary bias, two where the projection
@@ -279,7 +280,6 @@ class BiasesAndNorms:
     """
 
     attention_bias: Literal["none", "qkv", "all"] = "none"
-    mlp_bias: bool = False
     norm_weight: bool = True
     norm_bias: bool = False
     final_norm: bool = True
@@ -343,10 +343,10 @@ def count_parameters(model: ModelSpec, details: BiasesAndNorms) -> tuple[int, in
 
     def block(width: int) -> int:
         matrices = h * width * model.matrices_per_ffn
-        return matrices + (width * (model.matrices_per_ffn - 1) + h if details.mlp_bias else 0)
+        return matrices + (width * (model.matrices_per_ffn - 1) + h if model.mlp_bias else 0)
 
     # The router is one row an expert.
-    router = model.experts * (h + int(details.mlp_bias))
+    router = model.experts * (h + int(model.mlp_bias))
     shared = block(model.shared_ffn_size) if model.shared_ffn_size else 0
     dense = model.dense_layers * block(model.dense_ffn_size)
     outside = model.table_parameters + h * details.token_types + details.beside
