@@ -109,11 +109,9 @@ class Controller(Component):
             memory_size=256,
             timeout=TIMEOUT_S,
             role=role.arn,
-            environment=aws.lambda_.FunctionEnvironmentArgs(
-                variables={VARIABLE: pulumi.Output.format("s3://{0}/{1}", bucket, settings.key)}
-            ),
+            environment={"variables": {VARIABLE: pulumi.Output.format("s3://{0}/{1}", bucket, settings.key)}},
             kms_key_arn=key_arn,
-            logging_config=aws.lambda_.FunctionLoggingConfigArgs(log_format="Text", log_group=log_group.name),
+            logging_config={"log_format": "Text", "log_group": log_group.name},
             tags=self._tags,
             # Lambda tries the role out when it makes the function.
             opts=self._after(permissions),

@@ -126,7 +126,7 @@ def look_up(settings: StackSettings) -> Image:
     ami = aws.ec2.get_ami(
         owners=None if settings.ami_id else ["amazon"],
         include_deprecated=True,
-        filters=[aws.ec2.GetAmiFilterArgs(name=by, values=[wanted])],
+        filters=[{"name": by, "values": [wanted]}],
     )
     if ami.architecture != plan.node.cpu_architecture:
         raise ConfigError(

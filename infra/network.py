@@ -70,7 +70,7 @@ def choose_zones(settings: StackSettings) -> list[Zone]:
 def _offering_zones(instance_type: str) -> tuple[str, ...]:
     offers = aws.ec2.get_instance_type_offerings(
         location_type="availability-zone-id",
-        filters=[aws.ec2.GetInstanceTypeOfferingsFilterArgs(name="instance-type", values=[instance_type])],
+        filters=[{"name": "instance-type", "values": [instance_type]}],
     )
     return tuple(sorted(offers.locations))
 
@@ -79,7 +79,7 @@ def _account_zones() -> dict[str, Zone]:
     available = aws.get_availability_zones(
         state="available",
         # Local and Wavelength Zones have no cluster placement groups.
-        filters=[aws.GetAvailabilityZonesFilterArgs(name="opt-in-status", values=["opt-in-not-required"])],
+        filters=[{"name": "opt-in-status", "values": ["opt-in-not-required"]}],
     )
     return {
         zone_id: Zone(name=name, id=zone_id) for name, zone_id in zip(available.names, available.zone_ids, strict=True)

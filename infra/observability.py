@@ -47,7 +47,7 @@ class Observability(Component):
                 f"{prefix}-{event}",
                 rule=rule.name,
                 arn=queue.arn,
-                dead_letter_config=aws.cloudwatch.EventTargetDeadLetterConfigArgs(arn=dead.arn),
+                dead_letter_config={"arn": dead.arn},
                 opts=self._own,
             )
         if settings.alarm_email:
@@ -94,36 +94,26 @@ class Observability(Component):
             self._alarm(alarm, topic.arn)
 
     def _alarm(self, alarm: Alarm, topic_arn: pulumi.Output[str]) -> None:
-        query = aws.cloudwatch.MetricAlarmMetricQueryArgs
-        metrics: dict[str, Any]
-        if alarm.expression:
-            queries = [
-                query(
-                    id=name,
-                    metric=aws.cloudwatch.MetricAlarmMetricQueryMetricArgs(
-                        namespace=metric.namespace,
-                        metric_name=metric.name,
-                        dimensions=metric.dimensions or None,
-                        stat=metric.statistic,
-                        period=alarm.period_s,
-                    ),
-                )
-                for name, metric in alarm.metrics.items()
-            ]
-            result = query(id="result", expression=alarm.expression, label=alarm.name, return_data=True)
-            metrics = {"metric_queries": [*queries, result]}
-        else:
-            (metric,) = alarm.metrics.values()
-            metrics = {
-                "namespace": metric.namespace,
-                "metric_name": metric.name,
-                "dimensions": metric.dimensions or None,
-                "statistic": metric.statistic,
-                "period": alarm.period_s,
+        queries: list[Any] = [
+            {
+                "id": name,
+                "return_data": not alarm.expression,
+                "metric": {
+                    "namespace": metric.namespace,
+                    "metric_name": metric.name,
+                    "dimensions": metric.dimensions,
+                    "stat": metric.statistic,
+                    "period": alarm.period_s,
+                },
             }
+            for name, metric in alarm.metrics.items()
+        ]
+        if alarm.expression:
+            queries.append({"id": "result", "expression": alarm.expression, "label": alarm.name, "return_data": True})
         aws.cloudwatch.MetricAlarm(
             f"{self._prefix}-{alarm.name}",
             alarm_description=alarm.description,
+            metric_queries=queries,
             evaluation_periods=alarm.periods,
             datapoints_to_alarm=alarm.rings_after or alarm.periods,
             comparison_operator=alarm.comparison,
@@ -133,7 +123,6 @@ class Observability(Component):
             ok_actions=[topic_arn],
             tags=self._tags,
             opts=self._own,
-            **metrics,
         )
 
     def _budget(self) -> None:
@@ -151,19 +140,15 @@ class Observability(Component):
             limit_amount=f"{limit:.2f}",
             limit_unit="USD",
             time_unit="MONTHLY",
-            cost_filters=[
-                aws.budgets.BudgetCostFilterArgs(
-                    name="TagKeyValue", values=[f"user:{STACK_TAG}${self._tags[STACK_TAG]}"]
-                )
-            ],
+            cost_filters=[{"name": "TagKeyValue", "values": [f"user:{STACK_TAG}${self._tags[STACK_TAG]}"]}],
             notifications=[
-                aws.budgets.BudgetNotificationArgs(
-                    comparison_operator="GREATER_THAN",
-                    threshold=percent,
-                    threshold_type="PERCENTAGE",
-                    notification_type=kind,
-                    subscriber_email_addresses=[settings.alarm_email],
-                )
+                {
+                    "comparison_operator": "GREATER_THAN",
+                    "threshold": percent,
+                    "threshold_type": "PERCENTAGE",
+                    "notification_type": kind,
+                    "subscriber_email_addresses": [settings.alarm_email],
+                }
                 for percent, kind in BUDGET_NOTICES
             ],
             tags=self._tags,

@@ -17,7 +17,6 @@ from infra.images import Image
 from infra.network import Network
 from infra.places import DeclaredPlace
 from infra.security import Security
-from optimizer.contract.plan import NodeSpec
 
 # Boot, installation, health checks and smoke test take up to half an hour; heartbeats of the bootstrap extend it.
 LAUNCH_TIMEOUT_S = 1800
@@ -25,25 +24,6 @@ LAUNCH_TIMEOUT_S = 1800
 HEALTH_CHECK_GRACE_S = 60
 # From entering service to work that the metrics show: model and data load, then two samples a minute apart.
 WARMUP_S = 300
-
-
-def interfaces(
-    node: NodeSpec, security_group_id: pulumi.Input[str]
-) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
-    """Declare the plan's interfaces for the launch template."""
-    return [
-        aws.ec2.LaunchTemplateNetworkInterfaceArgs(
-            network_card_index=interface.card,
-            device_index=interface.device,
-            interface_type=interface.kind,
-            # EC2 takes this argument for a single interface only:
-            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-instance-addressing.html
-            associate_public_ip_address="false" if len(node.interfaces) == 1 else None,
-            delete_on_termination="true",
-            security_groups=[security_group_id],
-        )
-        for interface in node.interfaces
-    ]
 
 
 class PlaceGroup(Component):
@@ -74,15 +54,32 @@ class PlaceGroup(Component):
     ) -> aws.ec2.LaunchTemplate:
         plan, place, security = self._plan, self._place, self._security
         tags, instance_type = self._named(self._name), place.instance_type
-        reservation: aws.ec2.LaunchTemplateCapacityReservationSpecificationArgsDict | None = None
-        placement = market = None
-        if cluster := self._network.placement_groups.get(place.number):
-            placement = aws.ec2.LaunchTemplatePlacementArgs(group_name=cluster.name, tenancy="default")
+        reservation: Any = None
         if reservation_id is not None:
             reservation = {"capacity_reservation_target": {"capacity_reservation_id": reservation_id}}
-        if place.block:
-            # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
-            market = aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type="capacity-block")
+        cluster, network_interfaces = self._network.placement_groups.get(place.number), list[Any]()
+        for interface in plan.node.interfaces:
+            described = {
+                "network_card_index": interface.card,
+                "device_index": interface.device,
+                "interface_type": interface.kind,
+                "delete_on_termination": "true",
+                "security_groups": [security.node_group_id],
+            }
+            if len(plan.node.interfaces) == 1:
+                # EC2 takes this argument for a single interface only:
+                # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-instance-addressing.html
+                described["associate_public_ip_address"] = "false"
+            network_interfaces.append(described)
+        volume: Any = {
+            "volume_type": "gp3",
+            "volume_size": plan.volumes.root_gib,
+            "iops": plan.volumes.iops,
+            "throughput": plan.volumes.throughput_mib_per_s,
+            "encrypted": "true",
+            "kms_key_id": security.key_arn,
+            "delete_on_termination": "true",
+        }
         return aws.ec2.LaunchTemplate(
             f"{self._prefix}-node{self._suffix}",
             # EC2 takes 255 characters, and a model's name may be longer.
@@ -93,37 +90,24 @@ class PlaceGroup(Component):
             update_default_version=True,
             ebs_optimized="true",
             instance_initiated_shutdown_behavior="terminate",
-            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=security.instance_profile_arn),
+            iam_instance_profile={"arn": security.instance_profile_arn},
             # A token is required, and answers travel one hop: a container or a forged request cannot read the role's
             # credentials.
-            metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
-                http_endpoint="enabled",
-                http_tokens="required",
-                http_put_response_hop_limit=1,
-                instance_metadata_tags="disabled",
-            ),
-            monitoring=aws.ec2.LaunchTemplateMonitoringArgs(enabled=False),
-            block_device_mappings=[
-                aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
-                    device_name=image.root_device,
-                    ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
-                        volume_type="gp3",
-                        volume_size=plan.volumes.root_gib,
-                        iops=plan.volumes.iops,
-                        throughput=plan.volumes.throughput_mib_per_s,
-                        encrypted="true",
-                        kms_key_id=security.key_arn,
-                        delete_on_termination="true",
-                    ),
-                )
-            ],
-            network_interfaces=interfaces(plan.node, security.node_group_id),
-            placement=placement,
+            metadata_options={
+                "http_endpoint": "enabled",
+                "http_tokens": "required",
+                "http_put_response_hop_limit": 1,
+                "instance_metadata_tags": "disabled",
+            },
+            monitoring={"enabled": False},
+            block_device_mappings=[{"device_name": image.root_device, "ebs": volume}],
+            network_interfaces=network_interfaces,
+            placement={"group_name": cluster.name, "tenancy": "default"} if cluster else None,
             capacity_reservation_specification=reservation,
-            instance_market_options=market,
+            # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
+            instance_market_options={"market_type": "capacity-block"} if place.block else None,
             tag_specifications=[
-                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=tags)
-                for kind in ("instance", "volume", "network-interface")
+                {"resource_type": kind, "tags": tags} for kind in ("instance", "volume", "network-interface")
             ],
             tags=tags,
             opts=self._own,
@@ -131,7 +115,7 @@ class PlaceGroup(Component):
 
     def _group(self, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.Group:
         plan, workers = self._plan, self._settings.mode == "workers"
-        hooks: list[dict[str, Any]] = [
+        hooks: Any = [
             {
                 "name": name,
                 "lifecycle_transition": f"autoscaling:EC2_INSTANCE_{phase}",
@@ -143,6 +127,9 @@ class PlaceGroup(Component):
                 (self._names.terminate_hook, "TERMINATING", plan.terminate_timeout_s),
             )
         ]
+        tags: Any = [
+            {"key": key, "value": value, "propagate_at_launch": True} for key, value in sorted(self._tags.items())
+        ]
         mixed = self._place.purchase == "spot"
         # Not "$Latest": the group's state then says which template its next node gets.
         version = template.latest_version.apply(str)
@@ -153,7 +140,7 @@ class PlaceGroup(Component):
             min_size=0,
             max_size=plan.node_count,
             vpc_zone_identifiers=[self._network.subnets[zone_id] for zone_id in self._place.zone_ids],
-            launch_template=None if mixed else aws.autoscaling.GroupLaunchTemplateArgs(id=template.id, version=version),
+            launch_template=None if mixed else {"id": template.id, "version": version},
             mixed_instances_policy=self._mixed(template.id, version) if mixed else None,
             service_linked_role_arn=self._security.service_role_arn,
             # Spot capacity may take hours; `pulumi up` does not wait.
@@ -170,9 +157,7 @@ class PlaceGroup(Component):
             # setting launchBeforeTerminate would keep a sick node until its replacement is in service, for which a
             # reservation has no room:
             # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-before-terminate-account-setting.html
-            instance_maintenance_policy=aws.autoscaling.GroupInstanceMaintenancePolicyArgs(
-                min_healthy_percentage=0, max_healthy_percentage=100
-            ),
+            instance_maintenance_policy={"min_healthy_percentage": 0, "max_healthy_percentage": 100},
             # No maximum lifetime, which would end a node that trains.
             instance_refresh=self._refresh(),
             default_instance_warmup=WARMUP_S if workers else None,
@@ -187,11 +172,8 @@ class PlaceGroup(Component):
                 aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES,
             ],
             # Part of CreateAutoScalingGroup: hooks made afterwards would miss the first instances.
-            initial_lifecycle_hooks=[aws.autoscaling.GroupInitialLifecycleHookArgs(**hook) for hook in hooks],
-            tags=[
-                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
-                for key, value in sorted(self._tags.items())
-            ],
+            initial_lifecycle_hooks=hooks,
+            tags=tags,
             opts=pulumi.ResourceOptions(
                 parent=self, ignore_changes=self._left_to_others(), custom_timeouts=ENDED_WITHIN
             ),
@@ -206,23 +188,23 @@ class PlaceGroup(Component):
             )
         return group
 
-    def _refresh(self) -> aws.autoscaling.GroupInstanceRefreshArgs | None:
+    def _refresh(self) -> aws.autoscaling.GroupInstanceRefreshArgsDict | None:
         """A changed template replaces idle workers; protected nodes keep theirs until their next start.
 
         https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_RefreshPreferences.html
         """
         if self._place.block:
             return None  # its nodes train unprotected
-        return aws.autoscaling.GroupInstanceRefreshArgs(
-            strategy="Rolling",
-            preferences=aws.autoscaling.GroupInstanceRefreshPreferencesArgs(
+        return {
+            "strategy": "Rolling",
+            "preferences": {
                 # AWS's default, which the group's maintenance policy would replace.
-                min_healthy_percentage=90,
-                scale_in_protected_instances="Ignore",
-                standby_instances="Ignore",
-                skip_matching=True,
-            ),
-        )
+                "min_healthy_percentage": 90,
+                "scale_in_protected_instances": "Ignore",
+                "standby_instances": "Ignore",
+                "skip_matching": True,
+            },
+        }
 
     def _left_to_others(self) -> list[str]:
         """Properties that `up` does not set back, because others change them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -28,15 +29,16 @@ class Storage(Component):
         super().__init__(stack)
         self._key_arn = security.key_arn
         self._guarded = pulumi.ResourceOptions(parent=self, protect=not self._settings.force_destroy)
-        self._logical = f"{self._prefix}-checkpoints"
+        logical = f"{self._prefix}-checkpoints"
         bucket = aws.s3.Bucket(
-            self._logical,
+            logical,
             bucket=self._names.bucket,
             force_destroy=self._settings.force_destroy,
             tags=self._tags,
             opts=pulumi.ResourceOptions.merge(self._guarded, pulumi.ResourceOptions(depends_on=[security.claim])),
         )
         self.bucket = bucket.id
+        self._of_bucket: dict[str, Any] = {"resource_name": logical, "bucket": self.bucket, "opts": self._guarded}
         ready = self._after(self._encryption(), self._access(), self._versions())
         prefix = self._names.bootstrap_prefix
         bundle = self._archive("bootstrap", f"{prefix}/{archive.sha256}.tar.gz", archive, ready)
@@ -63,90 +65,59 @@ class Storage(Component):
         self.register_outputs({"bucket": self.bucket})
 
     def _encryption(self) -> pulumi.Resource:
+        by_default: Any = {"sse_algorithm": "aws:kms", "kms_master_key_id": self._key_arn}
         return aws.s3.BucketServerSideEncryptionConfiguration(
-            self._logical,
-            bucket=self.bucket,
-            rules=[
-                aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(
-                    apply_server_side_encryption_by_default=(
-                        aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs(
-                            sse_algorithm="aws:kms", kms_master_key_id=self._key_arn
-                        )
-                    ),
-                    # Fewer calls of KMS than one a shard:
-                    # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-key.html
-                    bucket_key_enabled=True,
-                )
-            ],
-            opts=self._guarded,
+            **self._of_bucket,
+            # A bucket key makes fewer calls of KMS than one a shard:
+            # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-key.html
+            rules=[{"apply_server_side_encryption_by_default": by_default, "bucket_key_enabled": True}],
         )
 
     def _access(self) -> pulumi.Resource:
-        ownership = aws.s3.BucketOwnershipControls(
-            self._logical,
-            bucket=self.bucket,
-            rule=aws.s3.BucketOwnershipControlsRuleArgs(object_ownership="BucketOwnerEnforced"),
-            opts=self._guarded,
-        )
+        owner: Any = {"object_ownership": "BucketOwnerEnforced"}
+        ownership = aws.s3.BucketOwnershipControls(**self._of_bucket, rule=owner)
         block = aws.s3.BucketPublicAccessBlock(
-            self._logical,
-            bucket=self.bucket,
+            **self._of_bucket,
             block_public_acls=True,
             block_public_policy=True,
             ignore_public_acls=True,
             restrict_public_buckets=True,
-            opts=self._guarded,
         )
-        return aws.s3.BucketPolicy(
-            self._logical,
-            bucket=self.bucket,
-            policy=self._policy(bucket_policy, self._key_arn),
-            # S3 refuses two changes of a bucket's access at once with OperationAborted.
-            opts=pulumi.ResourceOptions.merge(self._guarded, pulumi.ResourceOptions(depends_on=[block, ownership])),
-        )
+        # S3 refuses two changes of a bucket's access at once with OperationAborted.
+        policy = self._policy(bucket_policy, self._key_arn)
+        return aws.s3.BucketPolicy(**self._of_bucket_after(block, ownership), policy=policy)
 
     def _versions(self) -> pulumi.Resource:
-        versioning = aws.s3.BucketVersioning(
-            self._logical,
-            bucket=self.bucket,
-            versioning_configuration=aws.s3.BucketVersioningVersioningConfigurationArgs(status="Enabled"),
-            opts=self._guarded,
-        )
+        versioning = aws.s3.BucketVersioning(**self._of_bucket, versioning_configuration={"status": "Enabled"})
         names = self._names
-        checkpoints = names.checkpoint_prefix
-        filters = aws.s3.BucketLifecycleConfigurationRuleFilterArgs
-        # Only objects below checkpoints/ may get it (roles.py).
-        pruned = aws.s3.BucketLifecycleConfigurationRuleFilterTagArgs(key=PRUNED_TAG, value=PRUNED)
+        days_by_prefix = {
+            names.bootstrap_prefix: NONCURRENT_DAYS,
+            names.control_prefix: NONCURRENT_DAYS,
+            names.checkpoint_prefix: self._settings.undo_days,
+        }
+        left_overs: Any = {
+            "id": "left-overs",
+            "status": "Enabled",
+            "filter": {"prefix": ""},
+            "expiration": {"expired_object_delete_marker": True},
+            # A killed node leaves parts of an upload, billed until removed.
+            "abort_incomplete_multipart_upload": {"days_after_initiation": ABANDONED_UPLOAD_DAYS},
+        }
         aws.s3.BucketLifecycleConfiguration(
-            self._logical,
-            bucket=self.bucket,
-            rules=[
-                *(
-                    _old_versions(prefix, filters(prefix=f"{prefix}/"), days)
-                    for prefix, days in (
-                        (names.bootstrap_prefix, NONCURRENT_DAYS),
-                        (names.control_prefix, NONCURRENT_DAYS),
-                        (checkpoints, self._settings.undo_days),
-                    )
-                ),
-                _old_versions("pruned", filters(tag=pruned), PRUNED_DAYS),
-                aws.s3.BucketLifecycleConfigurationRuleArgs(
-                    id="left-overs",
-                    status="Enabled",
-                    filter=filters(prefix=""),
-                    expiration=aws.s3.BucketLifecycleConfigurationRuleExpirationArgs(expired_object_delete_marker=True),
-                    # A killed node leaves parts of an upload, billed until removed.
-                    abort_incomplete_multipart_upload=(
-                        aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
-                            days_after_initiation=ABANDONED_UPLOAD_DAYS
-                        )
-                    ),
-                ),
-            ],
             # Rules on noncurrent versions need versioning.
-            opts=pulumi.ResourceOptions.merge(self._guarded, pulumi.ResourceOptions(depends_on=[versioning])),
+            **self._of_bucket_after(versioning),
+            rules=[
+                *(_old_versions(name, {"prefix": f"{name}/"}, days) for name, days in days_by_prefix.items()),
+                # Only objects below checkpoints/ may get the tag (roles.py).
+                _old_versions("pruned", {"tag": {"key": PRUNED_TAG, "value": PRUNED}}, PRUNED_DAYS),
+                left_overs,
+            ],
         )
         return versioning
+
+    def _of_bucket_after(self, *resources: pulumi.Resource) -> dict[str, Any]:
+        after = pulumi.ResourceOptions(depends_on=list(resources))
+        return {**self._of_bucket, "opts": pulumi.ResourceOptions.merge(self._guarded, after)}
 
     def _archive(self, name: str, key: str, archive: Bundle, opts: pulumi.ResourceOptions) -> aws.s3.BucketObjectv2:
         return self._object(
@@ -161,16 +132,10 @@ class Storage(Component):
         )
 
 
-def _old_versions(
-    what: str, of: aws.s3.BucketLifecycleConfigurationRuleFilterArgs, days: int
-) -> aws.s3.BucketLifecycleConfigurationRuleArgs:
+def _old_versions(name: str, objects: dict[str, Any], days: int) -> Any:
     # A rule each, as of overlapping rules the shortest wins:
     # https://docs.aws.amazon.com/AmazonS3/latest/userguide/lifecycle-conflicts.html
-    return aws.s3.BucketLifecycleConfigurationRuleArgs(
-        id=f"old-{what}",
-        status="Enabled",
-        filter=of,
-        noncurrent_version_expiration=aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(
-            noncurrent_days=days
-        ),
-    )
+    expiration = {"noncurrent_days": days}
+    return {
+        "id": f"old-{name}", "status": "Enabled", "filter": objects, "noncurrent_version_expiration": expiration,
+    }  # fmt: skip

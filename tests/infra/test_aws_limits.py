@@ -33,7 +33,6 @@ ARGUMENTS = {
     ("LifecycleHook", "name"): ("autoscaling", "PutLifecycleHook", "LifecycleHookName"),
     ("LogGroup", "name"): ("logs", "CreateLogGroup", "logGroupName"),
     ("MetricAlarm", "alarmDescription"): ("cloudwatch", "PutMetricAlarm", "AlarmDescription"),
-    ("MetricAlarm", "namespace"): ("cloudwatch", "PutMetricAlarm", "Namespace"),
     ("Role", "description"): ("iam", "CreateRole", "Description"),
     ("Role", "name"): ("iam", "CreateRole", "RoleName"),
     ("Schedule", "scheduledActionName"): ("autoscaling", "PutScheduledUpdateGroupAction", "ScheduledActionName"),

@@ -7,7 +7,7 @@ import pytest
 
 from infra.naming import Names
 from infra.offline.preview import Recorder
-from infra.place_group import PlaceGroup, interfaces
+from infra.place_group import PlaceGroup
 from tests.infra.deployed import (
     WORKERS,
     Deployed,
@@ -152,9 +152,9 @@ def test_every_card_with_efa_has_its_interface(cards: int, efa: int, efa_at: lis
 
 
 def test_without_efa_there_is_one_plain_interface_on_the_first_card() -> None:
-    (card,) = interfaces(sample_plan(node={"efa_cards": 0}).node, "sg-1")
-    assert (card.network_card_index, card.device_index, card.interface_type) == (0, 0, "interface")
-    assert card.associate_public_ip_address == "false"
+    (card,) = deploy({"node": {"efa_cards": 0}}).one("LaunchTemplate")["networkInterfaces"]
+    assert (card["networkCardIndex"], card["deviceIndex"], card["interfaceType"]) == (0, 0, "interface")
+    assert card["associatePublicIpAddress"] == "false"
 
 
 def test_the_terminate_hook_waits_for_the_plans_checkpoint_and_the_node_knows_how_long() -> None:

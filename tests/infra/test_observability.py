@@ -76,8 +76,6 @@ def test_alarms_reach_the_address_over_an_encrypted_topic(stack: Deployed) -> No
 
 def read_metrics(alarm: dict[str, Any]) -> list[tuple[str, str, str, int]]:
     """Namespace, name, statistic and period of an alarm's metrics."""
-    if "metricQueries" not in alarm:
-        return [(alarm["namespace"], alarm["metricName"], alarm["statistic"], alarm["period"])]
     metrics = [query["metric"] for query in alarm["metricQueries"] if "metric" in query]
     return [(metric["namespace"], metric["metricName"], metric["stat"], metric["period"]) for metric in metrics]
 
