@@ -22,8 +22,9 @@ _LEFT_OUT = {"use_cache", "tokenizer_class", "prefix", "finetuning_task", "defau
 
 
 def class_defaults(kind: str) -> dict[str, Any]:
-    """Fields of a ``model_type`` by name, and other names of them under ``aliases``."""
+    """Fields of a ``model_type`` by name, those of them that take a null in place of a default, and other names."""
     cls: Any = CONFIG_MAPPING[kind]
+    types = {field.name: str(field.type) for field in dataclasses.fields(cls)}
     common = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
     fields = {
         field.name: None if field.default is dataclasses.MISSING else field.default
@@ -34,7 +35,12 @@ def class_defaults(kind: str) -> dict[str, Any]:
     # A class may define the field under the name that it also maps (Qwen 3's num_experts).
     aliases = {old: new if new in plain else old for old, new in cls.attribute_map.items()}
     aliases |= {new: old for old, new in cls.attribute_map.items() if new not in plain}
-    return {"fields": plain, "aliases": {old: new for old, new in aliases.items() if old != new and new in plain}}
+    nullable = [name for name, value in plain.items() if value is not None and "None" in types[name]]
+    return {
+        "fields": plain,
+        "nullable": nullable,
+        "aliases": {old: new for old, new in aliases.items() if old != new and new in plain},
+    }
 
 
 def main() -> None:

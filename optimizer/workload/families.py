@@ -14,7 +14,7 @@ from bootstrap.contract.trainer import IMAGE_CHANNELS
 from optimizer.contract.errors import InvalidInputError
 from optimizer.workload.model import LatentAttention
 
-NEXT = "give the config.json of a Hugging Face model, a preset, or architecture fields"
+NEXT = "compare it with the published config.json of a Hugging Face model, or name a preset"
 Values = dict[str, Any]
 
 
@@ -54,15 +54,8 @@ class Config:
         return value
 
     def flag(self, name: str) -> bool:
-        """Read a switch."""
-        value = self.get(name)
-        if value is None and self.defaults.get(name):
-            raise InvalidInputError(
-                f"{self.origin}: {name} is None",
-                limit=f"true, false, or left out for transformers' default, {self.defaults[name]}",
-                next_step=NEXT,
-            )
-        return bool(value)
+        """Read a switch; a null that the class takes is off."""
+        return bool(self.get(name))
 
 
 Part = Callable[[Config, Values], Values]

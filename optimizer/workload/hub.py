@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.contract.errors import DataMissingError, InvalidInputError
 
-INSTALL = "pip install 'gpufleet[hub]'"
 # Seconds to wait for the Hub's answer: a configuration has a few KB.
 TIMEOUT_S = 10.0
 # https://huggingface.co/docs/huggingface_hub/package_reference/utilities (validate_repo_id)
 _ID = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,255}))?")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HubConfig:
+class HubConfig(NamedTuple):
     """A config.json of the Hub; ``revision`` is the commit that it was read at."""
 
     repository: str
@@ -55,9 +52,25 @@ def read_hub_config(text: str) -> HubConfig:
         raise DataMissingError(
             f"model {text!r} is an id of the Hugging Face Hub, and huggingface_hub cannot be imported ({error})",
             why="it downloads the model's config.json",
-            next_step=f"{INSTALL}, or {_by_hand(repository)}",
+            next_step=f"pip install 'gpufleet[hub]', or {_by_hand(repository)}",
         ) from error
 
+    refusals: dict[type[Exception], tuple[str, str]] = {
+        errors.GatedRepoError: (
+            "is a gated repository of the Hugging Face Hub",
+            f"accept its licence at https://huggingface.co/{repository}, then hf auth login; or {_by_hand(repository)}",
+        ),
+        errors.RevisionNotFoundError: (
+            f"has no revision {revision}",
+            f"https://huggingface.co/{repository}/commits/main lists them",
+        ),
+        errors.RepositoryNotFoundError: (
+            "is no such repository of the Hugging Face Hub, or a private one",
+            f"look at https://huggingface.co/models?search={repository.split('/')[1]}, or run hf auth login",
+        ),
+        errors.EntryNotFoundError: ("has no config.json", "name the repository that it was made from, or a preset"),
+        ValueError: ("has a config.json that is not JSON", f"mend it: {_by_hand(repository)}"),
+    }
     disable_progress_bars()
     try:
         try:
@@ -70,41 +83,20 @@ def read_hub_config(text: str) -> HubConfig:
         except Exception as error:  # httpx.HTTPError, whose package has another name in other versions
             kept = try_to_load_from_cache(repository, "config.json", revision=revision)
             if not isinstance(kept, str):
-                raise _not_reached(text, repository, error) from error
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                raise DataMissingError(
+                    f"model {text!r}: its config.json is not in the cache, and the Hugging Face Hub cannot be asked "
+                    f"({reason})",
+                    limit=f"an answer within {TIMEOUT_S:.0f} s",
+                    next_step=f"check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or {_by_hand(repository)}",
+                ) from error
             path = Path(kept)
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except errors.GatedRepoError as error:
-        raise _refused(
-            text,
-            "is a gated repository of the Hugging Face Hub",
-            f"accept its licence at https://huggingface.co/{repository}, then hf auth login; or {_by_hand(repository)}",
+        return HubConfig(repository, path.parent.name, json.loads(path.read_text(encoding="utf-8")))
+    except tuple(refusals) as error:
+        problem, next_step = next(words for kind, words in refusals.items() if isinstance(error, kind))
+        raise InvalidInputError(
+            f"model {text!r} {problem}", limit="org/name of a model of transformers", next_step=next_step
         ) from error
-    except errors.RevisionNotFoundError as error:
-        commits = f"https://huggingface.co/{repository}/commits/main lists them"
-        raise _refused(text, f"has no revision {revision}", commits) from error
-    except errors.RepositoryNotFoundError as error:
-        look = f"look at https://huggingface.co/models?search={repository.split('/')[1]}, or run hf auth login"
-        raise _refused(text, "is no such repository of the Hugging Face Hub, or a private one", look) from error
-    except errors.EntryNotFoundError as error:
-        raise _refused(text, "has no config.json", "give a preset, a config.json or architecture fields") from error
-    except ValueError as error:
-        raise _refused(text, f"has a config.json that is not JSON: {error}", "give architecture fields") from error
-    return HubConfig(repository=repository, revision=path.parent.name, data=data)
-
-
-def _refused(text: str, problem: str, next_step: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"model {text!r} {problem}", limit="org/name of a model of transformers", next_step=next_step
-    )
-
-
-def _not_reached(text: str, repository: str, error: Exception) -> GpufleetError:
-    reason = (str(error) or type(error).__name__).splitlines()[0]
-    return DataMissingError(
-        f"model {text!r}: its config.json is not in the cache, and the Hugging Face Hub cannot be asked ({reason})",
-        limit=f"an answer within {TIMEOUT_S:.0f} s",
-        next_step=f"check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or {_by_hand(repository)}",
-    )
 
 
 def _by_hand(repository: str) -> str:

@@ -114,7 +114,7 @@ def _model(data: Any, name: str, origin: str) -> ModelSpec:
 
 
 def _config(kind: str, data: Mapping[str, Any], origin: str) -> Config:
-    """Fields of a configuration under its class's names; refuses two names of one field with two values."""
+    """Fields of a configuration under its class's names; refuses a null that the class refuses, and two values."""
     known = _classes()[kind]
     given: dict[str, Any] = {}
     spelling: dict[str, str] = {}
@@ -124,6 +124,14 @@ def _config(kind: str, data: Mapping[str, Any], origin: str) -> Config:
             raise InvalidInputError(
                 f"{origin}: {name} is {value}",
                 limit=f"{given[own]}, the value of {spelling[own]}: both are names of one field of {kind}",
+                next_step=NEXT,
+            )
+        default = known["fields"].get(own)
+        if value is None and default is not None and own not in known["nullable"]:
+            raise InvalidInputError(
+                f"{origin}: {name} is None",
+                limit=f"a value, or left out for transformers' default, {default}",
+                why=f"the class of {kind} takes no null there, and the nodes would find it out after they are paid for",
                 next_step=NEXT,
             )
         given[own], spelling[own] = value, name

@@ -83,7 +83,7 @@ _OF_SMALL: dict[str, list[dict[str, Any]]] = {
         {},
         {"new_decoder_architecture": True, "num_kv_heads": 8, "bias": True},
         {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 512},
-        {"multi_query": False, "parallel_attn": False, "num_kv_heads": 4, "tie_word_embeddings": False},
+        {"multi_query": None, "parallel_attn": None, "num_kv_heads": 4, "tie_word_embeddings": False},
     ],
     "gpt_neox": [{"attention_bias": False}, {"head_dim": 24, "num_key_value_heads": 4}],
     "opt": [

@@ -100,6 +100,8 @@ def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path)
         (json.dumps(LLAMA | {"model_type": "qwen3", "head_dim": None}), "head_dim is None"),
         (json.dumps(LLAMA | {"model_type": "mistral", "num_key_value_heads": None}), "num_key_value_heads is None"),
         (json.dumps(LLAMA | {"model_type": "gpt_neox", "attention_bias": None}), "attention_bias is None"),
+        (json.dumps(LLAMA | {"tie_word_embeddings": None}), "tie_word_embeddings is None"),
+        (json.dumps(LLAMA | {"rms_norm_eps": None}), "the class of llama takes no null there"),
         (json.dumps(LLAMA | {"model_type": "bert", "type_vocab_size": None}), "type_vocab_size is None"),
         (json.dumps(LLAMA | {"model_type": "gpt_oss", "num_local_experts": None}), "num_local_experts is None"),
         (json.dumps(MIXTURE | {"num_experts": 0}), "num_experts is 0"),
