@@ -6,8 +6,7 @@ Each is a group of its own (place_group.py), between which the controller choose
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, fields, replace
 
 from bootstrap.contract import settings as contract
 from bootstrap.contract.settings import MAX_PLACES
@@ -16,20 +15,13 @@ from optimizer.contract.plan import Alternate, CapacityBlock, FleetPlan, Market
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeclaredPlace:
-    """A place as the program declares it; hours and dollars are those of the whole run."""
+class DeclaredPlace(contract.Place):
+    """A place as the program declares it: the controller's view, whose subnets the network adds, and what AWS is told."""
 
-    number: int  # of its group
+    subnets: str = ""
     zone_ids: tuple[str, ...]  # one; several for a lone node
-    instance_type: str
-    purchase: Literal["on-demand", "spot"]  # reserved capacity reads as on demand
-    usd_per_hour: float
-    speed: float
-    hours_p95: float
-    usd_p95: float
     block: CapacityBlock | None = None
     reservation_id: str | None = None  # an existing one that its nodes, or first ones, are in
-    first: contract.FirstGroup | None = None
 
     @property
     def groups(self) -> list[DeclaredPlace]:
@@ -46,17 +38,8 @@ class DeclaredPlace:
 
     def for_controller(self, subnets: Mapping[str, str]) -> contract.Place:
         """Return the controller's view; ``subnets``: ids by zone id."""
-        return contract.Place(
-            number=self.number,
-            subnets=",".join(subnets[zone_id] for zone_id in self.zone_ids),
-            instance_type=self.instance_type,
-            purchase=self.purchase,
-            usd_per_hour=self.usd_per_hour,
-            speed=self.speed,
-            hours_p95=self.hours_p95,
-            usd_p95=self.usd_p95,
-            first=self.first,
-        )
+        own = {item.name: getattr(self, item.name) for item in fields(contract.Place)}
+        return contract.Place(**own | {"subnets": ",".join(subnets[zone_id] for zone_id in self.zone_ids)})
 
 
 def alternates(settings: StackSettings) -> tuple[Alternate, ...]:

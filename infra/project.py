@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from io import StringIO
-
-from ruamel.yaml import YAML
-from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+import json
 
 from infra.settings import keys
 
@@ -33,16 +30,10 @@ def project_file(*, program: str = "", virtualenv: str = "") -> str:
 
 
 def _configuration() -> str:
-    order = ("type", "items", "default", "description")
-    configuration = {}
+    lines = ["config:"]
     for key, entry in keys().items():
-        if entry.get("default") == "":
-            entry = {**entry, "default": DoubleQuotedScalarString("")}
-        configuration[f"gpufleet:{key}"] = {part: entry[part] for part in order if part in entry}
-    yaml = YAML()
-    # A description stays on one line.
-    yaml.width = 1_000
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    out = StringIO()
-    yaml.dump({"config": configuration}, out)
-    return out.getvalue()
+        lines.append(f"  gpufleet:{key}:")
+        parts = (part for part in ("type", "items", "default", "description") if part in entry)
+        # YAML reads JSON.
+        lines += [f"    {part}: {json.dumps(entry[part], ensure_ascii=False)}" for part in parts]
+    return "\n".join(lines) + "\n"
