@@ -16,12 +16,16 @@ CONTROLLER_HANDLER = "bootstrap.controller.handler.handler"
 SOURCE = Path(__file__).resolve().parents[1] / "bootstrap"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True)
 class Bundle:
     """An archive with its digest, hexadecimal."""
 
     content: bytes
-    sha256: str
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the content."""
+        return hashlib.sha256(self.content).hexdigest()
 
 
 def build(source: Path = SOURCE, *, requirements: Path | None = None) -> Bundle:
@@ -59,8 +63,7 @@ def pack(source: Path, root: str, *, without: tuple[str, ...] = (), more: Mappin
     compressed = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=compressed, mtime=0) as stream:
         stream.write(packed.getvalue())
-    content = compressed.getvalue()
-    return Bundle(content=content, sha256=hashlib.sha256(content).hexdigest())
+    return Bundle(compressed.getvalue())
 
 
 def controller(source: Path = SOURCE) -> Bundle:
@@ -75,5 +78,4 @@ def controller(source: Path = SOURCE) -> Bundle:
                 # Lambda runs the code as another user, who must be able to read it.
                 entry.external_attr = 0o644 << 16
                 archive.writestr(entry, path.read_bytes())
-    content = packed.getvalue()
-    return Bundle(content=content, sha256=hashlib.sha256(content).hexdigest())
+    return Bundle(packed.getvalue())

@@ -52,12 +52,9 @@ class Component(pulumi.ComponentResource):
         """Options of a resource that comes after others and goes before them."""
         return pulumi.ResourceOptions(parent=self, depends_on=list(resources), **options)
 
-    def _log_group(
-        self, name: str, physical: str, key_arn: pulumi.Input[str], days: int = LOG_RETENTION_DAYS
-    ) -> aws.cloudwatch.LogGroup:
-        return aws.cloudwatch.LogGroup(
-            name, name=physical, kms_key_id=key_arn, retention_in_days=days, tags=self._tags, opts=self._own
-        )
+    def _log_group(self, name: str, physical: str, key_arn: pulumi.Input[str]) -> aws.cloudwatch.LogGroup:
+        own: Any = {"retention_in_days": LOG_RETENTION_DAYS, "tags": self._tags, "opts": self._own}
+        return aws.cloudwatch.LogGroup(name, name=physical, kms_key_id=key_arn, **own)
 
     def _role(
         self, name: str, trust: pulumi.Input[Policy], *, physical: str | None = None, description: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,39 +49,32 @@ class Zone:
     id: str
 
 
-def choose_zones(settings: StackSettings) -> list[Zone]:
-    """Zones of the nodes' subnets: one for a gang or a reservation, else all of the plan's.
+def choose_zones(settings: StackSettings, account: Mapping[str, Zone]) -> list[Zone]:
+    """Zones of the nodes' subnets: one for a gang or a reservation, else all of the plan's in the ``account``.
 
     EFA does not cross zones: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-limits
     """
     plan = settings.plan
     wanted = (settings.zone_id,) if settings.zone_id else plan.wanted_zone_ids
-    zones = _account_zones()
     if not wanted:
-        wanted = _offering_zones(plan.instance_type)
-    chosen = [zones[zone_id] for zone_id in wanted if zone_id in zones]
+        offers = aws.ec2.get_instance_type_offerings(
+            location_type="availability-zone-id",
+            filters=[{"name": "instance-type", "values": [plan.instance_type]}],
+        )
+        wanted = tuple(sorted(offers.locations))
+    chosen = [account[zone_id] for zone_id in wanted if zone_id in account]
     if not chosen:
         raise ConfigError(
             f"{plan.instance_type} is wanted in zones {', '.join(wanted) or '(none offers it)'}, and this account has "
-            f"{', '.join(sorted(zones))} in {plan.region}: set gpufleet:zoneId, or choose another plan"
+            f"{', '.join(sorted(account))} in {plan.region}: set gpufleet:zoneId, or choose another plan"
         )
     return chosen[:1] if settings.one_zone else chosen
 
 
-def _offering_zones(instance_type: str) -> tuple[str, ...]:
-    offers = aws.ec2.get_instance_type_offerings(
-        location_type="availability-zone-id",
-        filters=[{"name": "instance-type", "values": [instance_type]}],
-    )
-    return tuple(sorted(offers.locations))
-
-
 def _account_zones() -> dict[str, Zone]:
-    available = aws.get_availability_zones(
-        state="available",
-        # Local and Wavelength Zones have no cluster placement groups.
-        filters=[{"name": "opt-in-status", "values": ["opt-in-not-required"]}],
-    )
+    # Local and Wavelength Zones have no cluster placement groups.
+    regional: Any = {"name": "opt-in-status", "values": ["opt-in-not-required"]}
+    available = aws.get_availability_zones(state="available", filters=[regional])
     return {
         zone_id: Zone(name=name, id=zone_id) for name, zone_id in zip(available.names, available.zone_ids, strict=True)
     }
@@ -116,7 +110,8 @@ class Network(Component):
             self.own_zones = [subnet.availability_zone_id for subnet in known]
             self.subnets = dict(zip(self.own_zones, self.subnet_ids, strict=True))
         else:
-            zones = choose_zones(settings)
+            self._account = _account_zones()
+            zones = choose_zones(settings, self._account)
             self.zone_name = zones[0].name
             self._create(zones)
         self.places = declare_places(settings, own_zones=self.own_zones, zones=set(self.subnets))
@@ -131,7 +126,6 @@ class Network(Component):
 
     def _create(self, zones: list[Zone]) -> None:
         settings, prefix, tags = self._settings, self._prefix, self._tags
-        endpoints = settings.own_endpoints
         vpc = aws.ec2.Vpc(
             f"{prefix}-vpc",
             cidr_block=str(VPC_RANGE),
@@ -147,18 +141,20 @@ class Network(Component):
         routes = aws.ec2.RouteTable(
             f"{prefix}-private", vpc_id=vpc.id, tags=self._named(f"{prefix}-private"), opts=self._own
         )
-        account = _account_zones()
         wanted = [alternate.zone_id for alternate in alternates(settings)]
         wanted += [block.zone_id for block in settings.plan.purchase.blocks if block.zone_id]
-        others = [account[zone_id] for zone_id in dict.fromkeys(wanted) if zone_id in account]
+        others = [self._account[zone_id] for zone_id in wanted if zone_id in self._account]
         for zone in dict.fromkeys((*zones, *others)):
             self.subnets[zone.id] = self._subnet(zone.id, zone, _RANGES[zone_slot(zone.id)], routes)
         self.own_zones = [zone.id for zone in zones]
         self.subnet_ids = [self.subnets[zone_id] for zone_id in self.own_zones]
         if settings.nat:
             self._nat(routes, zones[0], _NAT_RANGES[zone_slot(zones[0].id)])
-        self._gateway_endpoint(routes)
-        self._interface_endpoints(endpoints, zones, routes)
+        # Free, and carries the checkpoints: https://docs.aws.amazon.com/vpc/latest/privatelink/gateway-endpoints.html
+        s3 = s3_endpoint_policy(self._names, image_layers=bool(settings.image), internet=settings.nat)
+        gateway = self._endpoint("s3", s3, vpc_endpoint_type="Gateway", route_table_ids=[routes.id])
+        self.s3_prefix_list_id = gateway.prefix_list_id
+        self._interface_endpoints(zones, routes)
 
     def _subnet(
         self, name: str, zone: Zone, addresses: ipaddress.IPv4Network, routes: aws.ec2.RouteTable
@@ -188,13 +184,8 @@ class Network(Component):
         public = aws.ec2.RouteTable(
             f"{prefix}-public-routes", vpc_id=vpc_id, tags=self._named(f"{prefix}-public"), opts=self._own
         )
-        out = aws.ec2.Route(
-            f"{prefix}-public-routes",
-            route_table_id=public.id,
-            destination_cidr_block="0.0.0.0/0",
-            gateway_id=internet.id,
-            opts=self._own,
-        )
+        anywhere: Any = {"destination_cidr_block": "0.0.0.0/0", "opts": self._own}
+        out = aws.ec2.Route(f"{prefix}-public-routes", route_table_id=public.id, gateway_id=internet.id, **anywhere)
         address = aws.ec2.Eip(
             f"{prefix}-nat-address",
             domain="vpc",
@@ -210,26 +201,9 @@ class Network(Component):
             # A change of zone replaces the gateway, and two gateways cannot share the address.
             opts=self._after(out, delete_before_replace=True),
         )
-        aws.ec2.Route(
-            f"{prefix}-private",
-            route_table_id=private.id,
-            destination_cidr_block="0.0.0.0/0",
-            nat_gateway_id=gateway.id,
-            opts=self._own,
-        )
+        aws.ec2.Route(f"{prefix}-private", route_table_id=private.id, nat_gateway_id=gateway.id, **anywhere)
 
-    def _gateway_endpoint(self, routes: aws.ec2.RouteTable) -> None:
-        settings = self._settings
-        # Free, and carries the checkpoints: https://docs.aws.amazon.com/vpc/latest/privatelink/gateway-endpoints.html
-        s3 = self._endpoint(
-            "s3",
-            s3_endpoint_policy(self._names, image_layers=bool(settings.image), internet=settings.nat),
-            vpc_endpoint_type="Gateway",
-            route_table_ids=[routes.id],
-        )
-        self.s3_prefix_list_id = s3.prefix_list_id
-
-    def _interface_endpoints(self, services: tuple[str, ...], zones: list[Zone], routes: aws.ec2.RouteTable) -> None:
+    def _interface_endpoints(self, zones: list[Zone], routes: aws.ec2.RouteTable) -> None:
         name = f"{self._prefix}-endpoints"
         group = aws.ec2.SecurityGroup(
             name,
@@ -246,7 +220,7 @@ class Network(Component):
             cidr_ipv4=str(VPC_RANGE),
         )
         self.endpoint_group_id = group.id
-        for service in services:
+        for service in self._settings.own_endpoints:
             self._endpoint(
                 service,
                 interface_endpoint_policy(self._names, service),
@@ -266,7 +240,7 @@ class Network(Component):
         """
         name = self._service_name(service)
         offered = aws.ec2.get_vpc_endpoint_service(service_name=name, service_type="Interface").availability_zones
-        for zone in (*zones, *_account_zones().values()):
+        for zone in (*zones, *self._account.values()):
             if zone.name in offered:
                 return zone
         raise ConfigError(

@@ -16,7 +16,7 @@ from optimizer.contract.plan import Alternate, CapacityBlock, FleetPlan, Market
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeclaredPlace(contract.Place):
-    """A place as the program declares it: the controller's view, whose subnets the network adds, and what AWS is told."""
+    """A place as the program declares it: the controller's view, whose subnets the network adds, and more of AWS's."""
 
     subnets: str = ""
     zone_ids: tuple[str, ...]  # one; several for a lone node

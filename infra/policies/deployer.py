@@ -35,13 +35,7 @@ def _size(statements: list[Statement]) -> int:
     return len(json.dumps(document(*statements), separators=(",", ":")))
 
 
-def deployer_policy(
-    names: Names,
-    *,
-    boundary: str = "",
-    vpc_id: str = "",
-    lustre: bool = False,
-) -> Policy:
+def deployer_policy(names: Names, *, boundary: str = "", vpc_id: str = "", lustre: bool = False) -> Policy:
     """Policy of the deployer of one stack; ``boundary`` and ``vpc_id`` as its keys have them.
 
     ``lustre``: its plan has a file system.
@@ -55,9 +49,12 @@ def deployer_policy(
     ec2 = here("ec2", "*/*")
     iam = f"arn:{names.partition}:iam::{names.account_id}"
     roles = f"{iam}:role/{own}"
+    budget = f"arn:{names.partition}:budgets::{names.account_id}:budget/{names.budget}"
     linked_name = f"autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_{names.service_role_suffix}"
     linked = f"{iam}:role/aws-service-role/{linked_name}"
-    bounded = ["iam:CreateRole", "iam:PutRolePolicy"]
+    queues = [names.queue, names.dead_letter_queue]
+    in_region: Statement = {"StringEquals": {"aws:RequestedRegion": names.region}}
+    creates = {"ec2:CreateAction": [*ACTIONS["ec2"]["makes"].split(), "RunInstances"]}
     services, log_groups = ["autoscaling", "ec2", "lambda"], [names.log_group, names.controller_log_group]
     statements = [
         allow(
@@ -66,17 +63,7 @@ def deployer_policy(
         allow("Make", _actions("ec2", "makes"), ec2, condition=requested),
         allow("ChangeOwn", _actions("ec2", "makes", "changes"), ec2, condition=tagged),
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/supported-iam-actions-tagging.html
-        allow(
-            "TagNew",
-            "ec2:CreateTags",
-            ec2,
-            condition={
-                "StringEquals": {
-                    **requested["StringEquals"],
-                    "ec2:CreateAction": [*ACTIONS["ec2"]["makes"].split(), "RunInstances"],
-                }
-            },
-        ),
+        allow("TagNew", "ec2:CreateTags", ec2, condition={"StringEquals": requested["StringEquals"] | creates}),
         allow("PlacementGroup", "ec2:DeletePlacementGroup", here("ec2", f"placement-group/{own}")),
         allow("TagOwn", "ec2:CreateTags", ec2, condition=tagged),
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
@@ -88,7 +75,7 @@ def deployer_policy(
         ),
         *_network(names, vpc_id),
         allow("Group", _actions("autoscaling", "group"), names.group_arns),
-        allow("Roles", _actions("iam", "role"), roles),
+        *_roles(roles, boundary),
         allow("Profiles", _actions("iam", "profile"), f"{iam}:instance-profile/{own}"),
         allow("LinkedRole", _actions("iam", "linked_role"), linked),
         allow(
@@ -110,40 +97,29 @@ def deployer_policy(
         ),
         allow("Function", _actions("lambda", "function"), here("lambda", f"function:{names.controller}")),
         allow("Rules", _actions("events", "rules"), here("events", f"rule/{own}")),
-        allow(
-            "Queues",
-            _actions("sqs", "queues"),
-            [here("sqs", queue) for queue in (names.queue, names.dead_letter_queue)],
-        ),
+        allow("Queues", _actions("sqs", "queues"), [here("sqs", name) for name in queues]),
         allow("Topic", _actions("sns", "topic"), here("sns", f"{names.prefix}-alarms*")),
         # Unsubscribe takes no resource: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsns.html
-        allow(
-            "EndSubscription",
-            "sns:Unsubscribe",
-            "*",
-            condition={"StringEquals": {"aws:RequestedRegion": names.region}},
-        ),
+        allow("EndSubscription", "sns:Unsubscribe", "*", condition=in_region),
         allow("Metrics", _actions("cloudwatch", "metrics"), here("cloudwatch", f"alarm:{own}")),
-        allow(
-            "Budget",
-            _actions("budgets", "budget"),
-            f"arn:{names.partition}:budgets::{names.account_id}:budget/{names.budget}",
-        ),
+        allow("Budget", _actions("budgets", "budget"), budget),
     ]
-    if boundary:
-        # https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html#access_policies_boundaries-delegate
-        (index,) = (i for i, statement in enumerate(statements) if statement["Sid"] == "Roles")
-        free = [action for action in _actions("iam", "role") if action not in bounded]
-        statements[index] = allow("Roles", free, roles)
-        statements.append(
-            allow(
-                "BoundedRoles",
-                [*bounded, "iam:PutRolePermissionsBoundary"],
-                roles,
-                condition={"StringEquals": {"iam:PermissionsBoundary": boundary}},
-            )
-        )
     return document(*statements)
+
+
+def _roles(roles: str, boundary: str) -> list[Statement]:
+    """Statements for the stack's roles; a boundary bounds whoever may write what a role does.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_boundaries.html#access_policies_boundaries-delegate
+    """
+    actions, bounded = _actions("iam", "role"), ["iam:CreateRole", "iam:PutRolePolicy"]
+    if not boundary:
+        return [allow("Roles", actions, roles)]
+    condition = {"StringEquals": {"iam:PermissionsBoundary": boundary}}
+    return [
+        allow("Roles", [action for action in actions if action not in bounded], roles),
+        allow("BoundedRoles", [*bounded, "iam:PutRolePermissionsBoundary"], roles, condition=condition),
+    ]
 
 
 def _file_system(names: Names, requested: Statement, tagged: Statement) -> list[Statement]:
