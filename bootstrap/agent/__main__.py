@@ -60,7 +60,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
             # The stack's settings are at fault, and every node would fail alike.
             state = "gave-up" if options.exit_status == EXIT_AT_FAULT else "unfit"
             # First, as the time is limited (node_init.sh), and the controller would go on paying for nodes.
-            is_told = group.report(state, options.exit_status, options.step)
+            is_told = group.report({"state": state, "exit_status": options.exit_status, "step": options.step})
             title, file = f"node set-up failed in {options.step}", settings.log_file.with_name("node-init.log")
             return 0 if group.send_log("node-init", title, file) and is_told else 1
         elif options.command == "check-lease":

@@ -23,8 +23,6 @@ AWS_ENVIRONMENT = {
     "AWS_METADATA_SERVICE_TIMEOUT": "5", "AWS_METADATA_SERVICE_NUM_ATTEMPTS": "3",
 }  # fmt: skip
 AWS_LIMIT_S = 60.0
-# nvidia-smi has 70 s in find-broken-gpu.sh.
-STEP_LIMIT_S = 120.0
 
 
 def python_path(environ: Mapping[str, str]) -> str:
@@ -38,11 +36,6 @@ def aws_cli(region: str, *arguments: str) -> str | None:
     command = ["aws", "--region", region, "--output", "text"]
     command += ["--cli-connect-timeout", "5", "--cli-read-timeout", "20", *arguments]
     return output_of(command, AWS_LIMIT_S)
-
-
-def run_step(name: str, *arguments: str) -> str | None:
-    """Output of ``steps/NAME.sh``; None where it failed."""
-    return output_of([str(BOOTSTRAP / f"steps/{name}.sh"), *arguments], STEP_LIMIT_S)
 
 
 @contextmanager

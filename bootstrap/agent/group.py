@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bootstrap.agent.commands import aws_cli, file_of, output_of
 from bootstrap.agent.messages import log
@@ -99,21 +101,17 @@ class GroupClient:
 
     def complete_terminate_hook(self) -> None:
         """Let the group end this node now."""
-        hook = self._settings.terminate_hook
-        if not self._has_hook():
+        if not (hook := self._hook()):
             return
-        done = self._aws(
-            "autoscaling", "complete-lifecycle-action", *self._hook(), "--lifecycle-action-result", "CONTINUE"
-        )
-        if done is not None:
-            log(f"terminate hook {hook} completed")
-        else:
-            # No hook waits on a spot interruption or a plain stop of the service.
-            log(f"terminate hook {hook} not completed; its timeout will")
+        done = self._aws("autoscaling", "complete-lifecycle-action", *hook, "--lifecycle-action-result", "CONTINUE")
+        # No hook waits on a spot interruption or a plain stop of the service.
+        end = "completed" if done is not None else "not completed; its timeout will"
+        log(f"terminate hook {self._settings.terminate_hook} {end}")
 
     def extend_terminate_hook(self) -> None:
         """Send a heartbeat: the node still saves."""
-        if self._has_hook() and self._aws("autoscaling", "record-lifecycle-action-heartbeat", *self._hook()) is None:
+        hook = self._hook()
+        if hook and self._aws("autoscaling", "record-lifecycle-action-heartbeat", *hook) is None:
             log(f"a heartbeat of terminate hook {self._settings.terminate_hook} was not taken")
 
     def protect_from_scale_in(self, *, on: bool) -> None:
@@ -129,42 +127,27 @@ class GroupClient:
 
     def ask_to_be_replaced(self) -> bool:
         """Mark this node unhealthy: the group ends it and starts another."""
-        if not self._settings.group_name:
-            return True
-        instance_id = self.instance_id()
-        if not instance_id:
-            return False
-        return None is not self._aws(
-            "autoscaling", "set-instance-health", "--instance-id", instance_id, "--health-status", "Unhealthy",
-            "--no-should-respect-grace-period",
-        )  # fmt: skip
+        health = ["--health-status", "Unhealthy", "--no-should-respect-grace-period"]
+        return not self._settings.in_group or self._is_taken("autoscaling", "set-instance-health", *health)
 
     def leave(self) -> bool:
         """End this node without a replacement; its terminate hook holds it while it saves."""
-        instance_id = self.instance_id()
-        if not instance_id:
-            return False
-        return None is not self._aws(
-            "autoscaling", "terminate-instance-in-auto-scaling-group", "--instance-id", instance_id,
-            "--should-decrement-desired-capacity",
-        )  # fmt: skip
+        shrinks = "--should-decrement-desired-capacity"
+        return self._is_taken("autoscaling", "terminate-instance-in-auto-scaling-group", shrinks)
 
-    def report(self, state: str, exit_status: int, step: str = "", done_steps: int | None = None) -> bool:
+    def report(self, report: Mapping[str, Any]) -> bool:
         """Write this node's report (contract/report.py); True where it is written, or there is no controller."""
         settings = self._settings
-        if not settings.bucket or not settings.group_name:
+        if not settings.bucket or not settings.in_group:
             return True
         instance_id = self.instance_id()
         if not instance_id:
             return False
-        report = {
-            "schema_version": 1, "run": settings.run_id, "state": state, "exit_status": exit_status, "step": step,
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            **({} if done_steps is None else {"done_steps": done_steps}),
-        }  # fmt: skip
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        document = {"schema_version": 1, "run": settings.run_id, **report, "at": at}
         # Encrypted by the bucket's default, the stack's key.
         key = f"{settings.report_folder}/{instance_id}.json"
-        with file_of(json.dumps(report) + "\n", settings.run_dir) as body:
+        with file_of(json.dumps(document) + "\n", settings.run_dir) as body:
             return None is not self._aws(
                 "s3api", "put-object", "--bucket", settings.bucket, "--key", key, "--body", body,
                 "--content-type", "application/json",
@@ -196,13 +179,18 @@ class GroupClient:
         )  # fmt: skip
         return (written or "").strip().removeprefix("None") or None
 
-    def _has_hook(self) -> bool:
-        return bool(self._settings.terminate_hook and self._settings.group_name and self.instance_id())
-
     def _hook(self) -> list[str]:
+        """Words that name this node's terminate hook; none without one."""
         settings = self._settings
+        if not (settings.terminate_hook and settings.in_group and self.instance_id()):
+            return []
         group = ["--auto-scaling-group-name", settings.group_name, "--lifecycle-hook-name", settings.terminate_hook]
         return [*group, "--instance-id", self.instance_id()]
+
+    def _is_taken(self, service: str, call: str, *options: str) -> bool:
+        """Make a call for this node; returns whether it succeeded."""
+        instance_id = self.instance_id()
+        return bool(instance_id) and self._aws(service, call, "--instance-id", instance_id, *options) is not None
 
     def _aws(self, *arguments: str) -> str | None:
         return aws_cli(self._settings.region, *arguments)

@@ -6,8 +6,8 @@ import os
 import subprocess
 import threading
 import time
-from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from bootstrap.agent.commands import BOOTSTRAP
 from bootstrap.agent.credentials import TrainingCredentials
@@ -23,30 +23,22 @@ POLL_S = 0.5
 WATCH_AGAIN_S = 5.0
 
 
-@dataclass(frozen=True)
-class State:
-    """State of the node (contract/report.py)."""
-
-    name: str
-    exit_status: int
-    step: str = ""
-    done_steps: int | None = None
-
-
 class Reports:
     """The newest state, told again and again until that succeeds; an older one never follows a newer."""
 
     def __init__(self, group: GroupClient, delay_s: float) -> None:
         self._group, self._delay_s = group, delay_s
         self._changed = threading.Condition()
-        self._newest: State | None = None
-        self._told: State | None = None
+        self._newest: dict[str, Any] = {}
+        self._told: dict[str, Any] = {}
         threading.Thread(target=self._work, name="reports", daemon=True).start()
 
     def tell(self, name: str, exit_status: int, step: str = "", *, done_steps: int | None = None) -> None:
         """Have the controller told; returns at once."""
         with self._changed:
-            self._newest = State(name, exit_status, step, done_steps)
+            self._newest = {"state": name, "exit_status": exit_status, "step": step}
+            if done_steps is not None:
+                self._newest["done_steps"] = done_steps
             self._changed.notify_all()
 
     def wait(self, limit_s: float) -> None:
@@ -58,19 +50,16 @@ class Reports:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._newest != self._told)
-                state = self._newest
-            assert state is not None
-            if self._group.report(state.name, state.exit_status, state.step, state.done_steps):
-                if self._told is None or self._told.name != state.name:
-                    log(f"the controller knows that this node is {state.name}")
+                report = self._newest
+            state = report["state"]
+            if self._group.report(report):
+                if self._told.get("state") != state:
+                    log(f"the controller knows that this node is {state}")
                 with self._changed:
-                    self._told = state
+                    self._told = report
                     self._changed.notify_all()
             else:
-                log(
-                    f"the controller could not be told that this node is {state.name}; trying again in "
-                    f"{self._delay_s:g} s"
-                )
+                log(f"the controller could not be told that this node is {state}; trying again in {self._delay_s:g} s")
                 time.sleep(self._delay_s)
 
 

@@ -57,8 +57,12 @@ class Settings:
         environ: all variables.
         root: prefix of the system's paths; ``/`` on a node, a folder in tests.
         run_dir: memory folder with the files that the node's processes share.
+        progress_file: in which rank 0 says how far the job is (training/progress.py).
+        credentials_dir: folder of the credentials of a training with a role of its own.
+        log_file: of the agent's and the training's output (../gpufleet-train.service).
         instance_id: empty: ask the metadata service.
         group_name, terminate_hook, bucket, log_group: empty for none; without a group the agent ends with the training.
+        in_group, is_gang: a group ends this node; several nodes train together.
         place_groups: groups of the node's place, its own first; a gang of two markets has two.
         image: container image that the training runs in, by digest; empty: in ``python``'s environment.
         train_role_arn: role whose credentials that user gets; empty: the node's own.
@@ -72,10 +76,14 @@ class Settings:
         self.environ = environ
         self.root = Path(text("ROOT", "/"))
         self.run_dir = Path(text("GPUFLEET_RUN_DIR", str(self.root / "run/gpufleet")))
+        self.progress_file = self.run_dir / "progress.json"
+        self.credentials_dir = self.run_dir.with_name(f"{self.run_dir.name}-credentials")
+        self.log_file = self.root / "var/log/gpufleet/train.log"
         self.instance_id = text("GPUFLEET_INSTANCE_ID")
         self.region = text("GPUFLEET_REGION")
         self.place_groups = tuple(text("GPUFLEET_ASG_NAME").split(","))
         self.group_name = self.place_groups[0]
+        self.in_group = self.group_name != ""
         self.terminate_hook = text("GPUFLEET_TERMINATE_HOOK")
         self.bucket = text("GPUFLEET_BUCKET")
         self.report_folder = text("GPUFLEET_REPORT_FOLDER", "control/nodes")
@@ -83,6 +91,7 @@ class Settings:
         self.run_id = text("GPUFLEET_RUN")
         self.mode = text("GPUFLEET_MODE", "training")
         self.node_count = int(text("GPUFLEET_NODE_COUNT", "1"))
+        self.is_gang = self.mode == "training" and self.node_count > 1
         self.gpus_per_node = int(text("GPUFLEET_GPUS_PER_NODE", "1"))
         self.gpudirect = text("GPUFLEET_GPUDIRECT", "0") != "0"
         self.python = text("GPUFLEET_PYTHON", "python3")
@@ -98,28 +107,3 @@ class Settings:
         """User that torchrun runs as; None: the agent's own. A missing one is an error: it must not be root."""
         name = self.environ.get("GPUFLEET_TRAIN_USER")
         return pwd.getpwnam(name) if name else None
-
-    @property
-    def progress_file(self) -> Path:
-        """File in which rank 0 says how far the job is (training/progress.py)."""
-        return self.run_dir / "progress.json"
-
-    @property
-    def log_file(self) -> Path:
-        """File of the agent's and the training's output (../gpufleet-train.service)."""
-        return self.root / "var/log/gpufleet/train.log"
-
-    @property
-    def credentials_dir(self) -> Path:
-        """Folder of the credentials of a training with a role of its own."""
-        return self.run_dir.with_name(f"{self.run_dir.name}-credentials")
-
-    @property
-    def in_group(self) -> bool:
-        """True where a group ends this node."""
-        return bool(self.group_name)
-
-    @property
-    def is_gang(self) -> bool:
-        """True where several nodes train together."""
-        return self.mode == "training" and self.node_count > 1

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from types import FrameType
 
-from bootstrap.agent.commands import run_step
+from bootstrap.agent.commands import BOOTSTRAP, output_of
 from bootstrap.agent.ending import be_replaced, finish, give_up, leave
 from bootstrap.agent.messages import AgentError, log
 from bootstrap.agent.node import SupervisedNode
@@ -227,7 +227,8 @@ def _run_once(node: SupervisedNode, torchrun: Torchrun) -> tuple[int, str]:
 
 def _broken_gpu(*options: str) -> str:
     """GPU fault that makes this node unable to train; empty for none."""
-    return (run_step("find-broken-gpu", *options) or "").strip()
+    # nvidia-smi has 70 s in it.
+    return (output_of([str(BOOTSTRAP / "steps/find-broken-gpu.sh"), *options], 120.0) or "").strip()
 
 
 def _drain(node: SupervisedNode, torchrun: Torchrun, notice: Notice) -> None:

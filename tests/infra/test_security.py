@@ -194,10 +194,14 @@ def cli_calls(text: str, *, is_shell: bool) -> set[tuple[str, str]]:
     tree, found, named = ast.parse(text), set[tuple[str, str]](), 0
     for node in ast.walk(tree):
         named += isinstance(node, ast.Name) and node.id == "aws_cli"
-        named += isinstance(node, ast.Attribute) and node.attr in ("_aws", "aws_cli")
-        if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in ("self._aws", "aws_cli"):
+        named += isinstance(node, ast.Attribute) and node.attr in ("_aws", "_is_taken", "aws_cli")
+        if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in (
+            "self._aws",
+            "self._is_taken",
+            "aws_cli",
+        ):
             words = node.args[name == "aws_cli" :]
-            if ast.unparse(words[0]) != "*arguments":
+            if ast.unparse(words[0]) not in ("*arguments", "service"):
                 service, command = (ast.literal_eval(word) for word in words[:2])
                 found.add((service, command))
             named -= 1
