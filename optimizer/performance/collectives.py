@@ -20,6 +20,9 @@ from optimizer.performance.types import DDP, ZERO1, ZERO2, ZERO3, Flag, Number
 
 # torch.nn.parallel.DistributedDataParallel, bucket_cap_mb.
 BUCKET_BYTES = 25 * 2**20
+# Parameters in a bucket of Megatron's distributed optimizer, at least and a data rank: the gradients of all adapters fill
+# few (bucket_size in megatron/core/distributed/distributed_data_parallel.py at d98e8a6).
+LEAST_BUCKET, RANK_BUCKET = 40e6, 1e6
 # FSDP2's groups of a torchvision ResNet: conv1, bn1, four stages, fc (bootstrap/trainer/parallelize.py, _shard).
 CNN_GROUPS = 7.0
 # One hop of a ring in NCCL's tuning model: hwLatencies, Ring, Simple, NVLINK and NET (src/graph/tuning.cc at 5067397,
@@ -176,6 +179,8 @@ def _data_collectives(
 ) -> Iterator[tuple[str, Collective]]:
     """List what data ranks send of so many parameters, a ``share`` of the times."""
     groups = x.code.gathers_per_layer * x.stage_layers + 1.0
+    if x.code.fused_kernels and not x.recipe.tuning.trains_all:
+        groups = np.minimum(groups, np.ceil(parameters * x.trained / np.maximum(LEAST_BUCKET, ranks * RANK_BUCKET)))
     if x.model.architecture == "cnn":
         groups = CNN_GROUPS
     reduced = parameters * x.reduce_bytes
