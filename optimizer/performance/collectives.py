@@ -20,8 +20,8 @@ from optimizer.performance.types import DDP, ZERO1, ZERO2, ZERO3, Flag, Number
 
 # torch.nn.parallel.DistributedDataParallel, bucket_cap_mb.
 BUCKET_BYTES = 25 * 2**20
-# Parameters in a bucket of Megatron's distributed optimizer, at least and a data rank: the gradients of all adapters fill
-# few (bucket_size in megatron/core/distributed/distributed_data_parallel.py at d98e8a6).
+# Parameters in a bucket of Megatron's optimizer, at least and a data rank; all adapters' gradients fill few
+# (bucket_size of megatron/core/distributed/distributed_data_parallel.py at d98e8a6).
 LEAST_BUCKET, RANK_BUCKET = 40e6, 1e6
 # FSDP2's groups of a torchvision ResNet: conv1, bn1, four stages, fc (bootstrap/trainer/parallelize.py, _shard).
 CNN_GROUPS = 7.0
