@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,16 +107,22 @@ class Component(pulumi.ComponentResource):
         name: str,
         key: pulumi.Input[str],
         *,
+        bucket: pulumi.Input[str],
         key_arn: pulumi.Input[str],
+        archive: bytes = b"",
         opts: pulumi.ResourceOptions | None = None,
         **options: Any,
     ) -> aws.s3.BucketObjectv2:
-        """An object under the stack's key; ``options`` are the provider's further arguments."""
+        """An object under the stack's key, an ``archive`` or of the provider's further arguments."""
+        if archive:
+            options["content_base64"] = base64.b64encode(archive).decode()
         return aws.s3.BucketObjectv2(
             name,
+            bucket=bucket,
             key=key,
             server_side_encryption="aws:kms",
             kms_key_id=key_arn,
+            bucket_key_enabled=True,
             tags=self._tags,
             opts=opts or self._own,
             **options,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pulumi
@@ -66,17 +66,10 @@ class Controller(Component):
         role = self._role(self._name, assume_role("lambda.amazonaws.com"), physical=names.controller_role)
         policy = self._policy(controller_policy, key_arn, shared=self._settings.shared)
         permissions = self._role_policy(self._name, role, policy)
-        code = bundle.controller()
-        archive = self._object(
-            self._name,
-            # By its digest, so that changed code is a changed key, which makes Lambda take it.
-            f"{names.bootstrap_prefix}/controller-{code.sha256}.zip",
-            bucket=bucket,
-            key_arn=key_arn,
-            content_base64=base64.b64encode(code.content).decode(),
-            content_type="application/zip",
-            bucket_key_enabled=True,
-        )
+        code, put = bundle.controller(), partial(self._object, bucket=bucket, key_arn=key_arn)
+        # By its digest, so that changed code is a changed key, which makes Lambda take it.
+        key = f"{names.bootstrap_prefix}/controller-{code.sha256}.zip"
+        archive = put(self._name, key, archive=code.content, content_type="application/zip")
         # Lambda would make the log group itself, unencrypted and kept for ever.
         log_group = self._log_group(self._name, names.controller_log_group, key_arn)
 
@@ -85,18 +78,10 @@ class Controller(Component):
                 to_json(control_settings(self._settings, names, places=places, **known)), separators=(",", ":")
             )
         )
-        settings = self._object(
-            f"{self._name}-settings",
-            # The digest makes other settings another object: the function takes them and its code in one step.
-            text.apply(
-                lambda known: f"{names.control_prefix}/settings-{hashlib.sha256(known.encode()).hexdigest()[:12]}.json"
-            ),
-            bucket=bucket,
-            key_arn=key_arn,
-            content=text,
-            content_type="application/json",
-            bucket_key_enabled=True,
-        )
+        # The digest makes other settings another object: the function takes them and its code in one step.
+        digest = text.apply(lambda known: hashlib.sha256(known.encode()).hexdigest()[:12])
+        key_of_settings = pulumi.Output.format("{0}/settings-{1}.json", names.control_prefix, digest)
+        settings = put(f"{self._name}-settings", key_of_settings, content=text, content_type="application/json")
         return aws.lambda_.Function(
             self._name,
             name=names.controller,

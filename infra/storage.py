@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+from functools import partial
 from typing import Any
 
 import pulumi
@@ -40,28 +40,22 @@ class Storage(Component):
         self.bucket = bucket.id
         self._of_bucket: dict[str, Any] = {"resource_name": logical, "bucket": self.bucket, "opts": self._guarded}
         ready = self._after(self._encryption(), self._access(), self._versions())
-        prefix = self._names.bootstrap_prefix
-        bundle = self._archive("bootstrap", f"{prefix}/{archive.sha256}.tar.gz", archive, ready)
+        put = partial(self._object, bucket=self.bucket, key_arn=self._key_arn, opts=ready)
+        pack_type, prefix = "application/gzip", self._names.bootstrap_prefix
+        name = f"{self._prefix}-bootstrap"
+        bundle = put(name, f"{prefix}/{archive.sha256}.tar.gz", archive=archive.content, content_type=pack_type)
         self.bundle_key = bundle.key
         self.node_files: list[pulumi.Resource] = [bundle]
         self.train_archive: pulumi.Input[str] = ""
         if self._settings.train_dir:
-            code = pack(self._settings.train_dir, "train")
-            uploaded = self._archive("train-code", f"{prefix}/train-{code.sha256}.tar.gz", code, ready)
+            code, name = pack(self._settings.train_dir, "train"), f"{self._prefix}-train-code"
+            uploaded = put(name, f"{prefix}/train-{code.sha256}.tar.gz", archive=code.content, content_type=pack_type)
             self.train_archive = uploaded.key
             self.node_files.append(uploaded)
         if self._settings.wheels:
             # Each node's pip accepts a wheel only with the SHA-256 in the bundle's lists of requirements.
-            wheels = self._object(
-                f"{self._prefix}-wheels",
-                self._names.wheels_key,
-                bucket=self.bucket,
-                key_arn=self._key_arn,
-                opts=ready,
-                source=pulumi.FileAsset(str(self._settings.wheels)),
-                bucket_key_enabled=True,
-            )
-            self.node_files.append(wheels)
+            wheels = pulumi.FileAsset(str(self._settings.wheels))
+            self.node_files.append(put(f"{self._prefix}-wheels", self._names.wheels_key, source=wheels))
         self.register_outputs({"bucket": self.bucket})
 
     def _encryption(self) -> pulumi.Resource:
@@ -118,18 +112,6 @@ class Storage(Component):
     def _of_bucket_after(self, *resources: pulumi.Resource) -> dict[str, Any]:
         after = pulumi.ResourceOptions(depends_on=list(resources))
         return {**self._of_bucket, "opts": pulumi.ResourceOptions.merge(self._guarded, after)}
-
-    def _archive(self, name: str, key: str, archive: Bundle, opts: pulumi.ResourceOptions) -> aws.s3.BucketObjectv2:
-        return self._object(
-            f"{self._prefix}-{name}",
-            key,
-            bucket=self.bucket,
-            key_arn=self._key_arn,
-            opts=opts,
-            content_base64=base64.b64encode(archive.content).decode(),
-            content_type="application/gzip",
-            bucket_key_enabled=True,
-        )
 
 
 def _old_versions(name: str, objects: dict[str, Any], days: int) -> Any:

@@ -43,7 +43,7 @@ SHELL_SIGN = re.compile(r"[;|&<>]$|\d?>>?[\w./~$]")
 # Programs that read a command from an option's value: bash -lc, env -S.
 READERS = frozenset({"sh", "bash", "dash", "zsh", "fish", "env"})
 READS_TEXT = re.compile(r"-\w*[cS]")
-SCRIPT = re.compile(r"\S+\.(py|pyc|pyz|sh)")
+SCRIPT = re.compile(r".+\.(py|pyc|pyz|sh)", re.DOTALL)
 
 
 def split_command(text: str) -> list[str] | None:
@@ -124,7 +124,7 @@ def words_before_script(words: Sequence[str]) -> list[str]:
     """Words before the first script, or up to the module that Python runs: what follows is its own."""
     head, is_python = list[str](), start_of(words) == "torchrun"
     for last, word in itertools.pairwise(["", *words]):
-        if SCRIPT.fullmatch(word):
+        if SCRIPT.fullmatch(word) and not READS_TEXT.fullmatch(last):
             break
         head.append(word)
         if is_python and re.fullmatch(r"-\w*m", last):

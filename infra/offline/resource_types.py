@@ -50,9 +50,6 @@ def _group(given: Inputs) -> str:
     if mixed := given.get("mixedInstancesPolicy"):
         base = int(mixed["instancesDistribution"]["onDemandBaseCapacity"])
         words.append(f"{base} on demand, {largest - base} spot" if base else "spot")
-        types = [override["instanceType"] for override in mixed["launchTemplate"].get("overrides", [])]
-        if len(types) > 1:
-            words.append(f"of {', '.join(types)}")
     return "; ".join(words)
 
 

@@ -90,6 +90,7 @@ def test_the_first_word_says_how_a_command_is_started(command: str, start: str) 
         ("--rdzv_b static --redirects 3 train.py", "--rdzv-b is the nodes' to give"),
         ("--redirects 3 -m my.train --nnodes 1 --launcher torchrun", ""),
         ("--no-python mine --standalone", ""),
+        ("'my code/train.py' --nnodes 4 --launcher srun", ""),
         ("python -m my.train --nnodes 4 --launcher deepspeed", ""),
         ("bash -euxo pipefail -c 'torchrun train.py'", "torchrun has no option"),
         ("bash --login -c 'set -e; $(which deepspeed) train.py'", "deepspeed has no option"),
