@@ -63,7 +63,7 @@ if retry 3 aws s3 cp --only-show-errors --region "$GPUFLEET_REGION" "$wheels" "$
   tar --extract --file "$work/wheels.tar" --directory "$work" --no-same-owner
   rm "$work/wheels.tar"
   pip=$(find "$work" -name 'pip-*.whl')
-  [[ -f $pip ]] || die "$wheels has no wheel of pip: pack it again with gpufleet stack wheels"
+  [[ -f $pip ]] || end_run "$wheels has no wheel of pip: pack it again with gpufleet stack wheels"
   assert_sha256 "$pip" "$(grep --after-context=1 '^pip==' "$node_list" | sed --silent 's/.*sha256:\([0-9a-f]*\).*/\1/p')"
   install=("$venv/bin/python3" "$pip/pip" install --no-index --find-links "$work")
 elif [[ -n $in_image && -z $copies ]]; then

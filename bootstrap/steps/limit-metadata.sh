@@ -10,7 +10,7 @@ if [[ -z ${GPUFLEET_TRAIN_ROLE_ARN:-} ]]; then
 fi
 user=$(sed --silent 's/^GPUFLEET_TRAIN_USER=//p' "$RUNTIME_ENV" 2>/dev/null || true)
 [[ -n $user ]] || die "GPUFLEET_TRAIN_USER is missing from $RUNTIME_ENV: create-training-user.sh writes it"
-command -v iptables >/dev/null || die "no iptables on this image: training would reach the node's credentials;" \
+command -v iptables >/dev/null || end_run "no iptables on this image: training would reach the node's credentials;" \
   "install it into the image, or set gpufleet:isolateTraining false"
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-limiting-access.html
 # First in the chain, before a rule that accepts. The service's IPv6 address is off unless a launch template asks for it.

@@ -21,7 +21,7 @@ log_in() {
     docker login --username AWS --password-stdin "${image%%/*}" >/dev/null
 }
 
-command -v docker >/dev/null || die "no docker on this image: a Deep Learning AMI brings it (gpufleet:amiId)"
+command -v docker >/dev/null || end_run "no docker on this image: a Deep Learning AMI brings it (gpufleet:amiId)"
 systemctl start docker || die "docker does not start: journalctl -u docker"
 if docker image inspect "$image" >/dev/null 2>&1; then
   log "$image is there"
