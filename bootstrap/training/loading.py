@@ -75,12 +75,12 @@ class Resume:
         problem, values = self.ranks.broadcast(self._values(checkpoint) if self.ranks.rank == 0 else ("", []))
         if problem:
             return problem, None
-        parts = merged([value["parts"] for value in values], self.state.optimizers)
-        self._refuse_other_run(checkpoint, set(parts))
-        # Generators and buffers are a rank's own, and a rank may have another's samples now.
+        # Generators, buffers and plain values are a rank's own, and a rank may have another's samples now.
         places = self.ranks.gather(astuple(self.data_ranks))
         same_ranks = places == [value.get("data_rank") for value in values]
         buffers_of = self.ranks.rank if same_ranks else 0
+        parts = merged([value["parts"] for value in values], self.state.optimizers, buffers_of)
+        self._refuse_other_run(checkpoint, set(parts))
         fill, finish = self.state.restore(
             parts, manifest.index.tensors, buffers_of=buffers_of, changes=values[buffers_of].get("changes", UNCHANGED)
         )
@@ -133,11 +133,11 @@ class Resume:
         return random_state(self.state.device)
 
 
-def merged(parts_by_rank: list[dict[str, Any]], optimizers: Iterable[str]) -> dict[str, Any]:
-    """Parts of rank 0, with the optimizers' states of every rank: ZeroRedundancyOptimizer divides them."""
-    parts = parts_by_rank[0]
+def merged(parts_by_rank: list[dict[str, Any]], optimizers: Iterable[str], rank: int) -> dict[str, Any]:
+    """Parts of ``rank``, with the optimizers' states of every rank: ZeroRedundancyOptimizer divides them."""
+    parts = parts_by_rank[rank]
     for name in optimizers:
-        for other in parts_by_rank[1:]:
+        for other in parts_by_rank:
             if isinstance(other.get(name, {}).get("state"), dict):
                 parts[name]["state"] = other[name]["state"] | parts[name]["state"]
     return parts

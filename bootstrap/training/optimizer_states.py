@@ -104,9 +104,9 @@ class OptimizerStates:
         }
 
     def _states(self) -> dict[torch.Tensor, Any]:
-        """States of parameters; an optimizer may keep others under a name."""
+        """States of parameters; an optimizer may keep those of replaced ones, and others under a name."""
         everything: dict[Any, Any] = self._inner.state
-        return {key: value for key, value in everything.items() if isinstance(key, torch.Tensor)}
+        return {key: value for key, value in everything.items() if key in self._name_of}
 
     def probe(self) -> dict[str, Geometry]:
         """Geometry of the states, from the states themselves where a step was made; empty where a probe fails."""

@@ -37,8 +37,9 @@ class RankGroup:
             if is_shared and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and self.rank == 0:
                 logger.warning(
                     "a restart by this torchrun would find the addresses of these processes, and fail: start it with "
-                    "%s=1, or as python -m bootstrap.training.torchrun", OWN_STORE_VARIABLE,
-                )  # fmt: skip
+                    "--standalone or --rdzv-backend c10d, and %s=1 or as python -m bootstrap.training.torchrun",
+                    OWN_STORE_VARIABLE,
+                )
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

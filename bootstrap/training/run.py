@@ -9,6 +9,7 @@ import gc
 import json
 import logging
 import math
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -62,7 +63,7 @@ class SpotTolerantRun:
         shares: samples of each data rank, where ranks differ in speed; default: equal. They may differ at each start.
         store: a store or its URI; default: ``GPUFLEET_CHECKPOINT_URI``.
         extra: other objects with ``state_dict`` and ``load_state_dict``, by name, also optimizers and models;
-            the same on every rank.
+            the same names on every rank. A rank's plain values, small tensors and modules' buffers are its own.
         seed: of the sample order, and of the random generators after the number of ranks changed.
         checkpoint_interval_s: default: ``GPUFLEET_CHECKPOINT_INTERVAL_S``, else 600.
         checkpoint_every: steps between checkpoints instead of seconds.
@@ -155,6 +156,7 @@ class SpotTolerantRun:
         self._random_state: Mapping[str, Any] | None = None
         self._is_frozen: bool | None = None  # None: undecided
         self._warns = scaler is None and self._ranks.rank == 0 and bool(self._state.steppers)
+        self._versions: int | None = None  # sum over the parameters after a step without an optimizer's
         self._is_entered = self._ends = self._is_in_loop = False
         self.step = 0
 
@@ -176,6 +178,7 @@ class SpotTolerantRun:
         return self._shares[self._data.rank] * self._data.size / self._order.global_batch
 
     def __enter__(self) -> Self:
+        self._pid = os.getpid()
         try:
             self._enter()
         except BaseException as error:
@@ -220,6 +223,8 @@ class SpotTolerantRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if os.getpid() != self._pid:  # a forked child, whose parent has the ranks, the ledger and the notice files
+            return
         if error is None and self._is_in_loop and self._ranks.rank == 0:
             saved = "no step" if self._saver.saved_step is None else f"step {self._saver.saved_step}"
             logger.warning(
@@ -261,8 +266,8 @@ class SpotTolerantRun:
             self._stragglers.begin_step()
             yield self.step
             self.step += 1
-            if self._warns and not self._share.stager.has_stepped:
-                self._warn_of_gradients()
+            if self._warns:
+                self._warn_of_unsaved()
             self._end_step(is_last=self.step >= total or self._ends)
             if self._is_frozen is None:
                 self._freeze_garbage()
@@ -327,14 +332,20 @@ class SpotTolerantRun:
         elif self._saver.is_due(self.step):
             self._saver.begin(self.step)
 
-    def _warn_of_gradients(self) -> None:
-        """Say once that gradients do not outlive a step; a scaler may leave a step out."""
-        if all(parameter.grad is None for parameter in self._state.saved_parameters().values()):
+    def _warn_of_unsaved(self) -> None:
+        """Say once that no checkpoint holds gradients or an unknown optimizer; a scaler may leave a step out."""
+        before, self._versions = self._versions, None
+        if self._share.stager.has_stepped:
+            return
+        parameters = self._state.saved_parameters().values()
+        self._versions = sum(parameter._version for parameter in parameters)
+        if before in (None, self._versions) and all(parameter.grad is None for parameter in parameters):
             return
         self._warns = False
         logger.warning(
-            "step %d ended with gradients and without optimizer.step. No checkpoint holds gradients: accumulate within "
-            "a step; global_batch is the samples of one optimizer step",
+            "step %d ended with gradients and without optimizer.step, or by the step of an optimizer that the run was "
+            "not given. No checkpoint holds either: accumulate within a step; global_batch is the samples of one "
+            "optimizer step",
             self.step,
         )
 

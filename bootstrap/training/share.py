@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bootstrap.training.data_ranks import DataRanks
+from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.forms import warn_of_untakeable
 from bootstrap.training.host_buffer import allocate, memory_of, refuse_too_large
 from bootstrap.training.planning import FilePlan, Piece, plan_files
@@ -37,6 +38,12 @@ class Share:
     def prepare(self) -> None:
         """Plan and allocate for the states that the first step will make; ConfigurationError where memory lacks."""
         self._state.resolve()
+        by_rank = self._ranks.gather(sorted({*self._state.parts, *self._state.optimizers}))
+        if different := [rank for rank, names in enumerate(by_rank) if names != by_rank[0]]:
+            raise ConfigurationError(
+                f"rank 0 has {by_rank[0]} and rank {different[0]} {by_rank[different[0]]}: no resume could take that; "
+                "give every rank the same scheduler, scaler and extra"
+            )
         self._replan(self._state.expected())
 
     @property

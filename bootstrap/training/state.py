@@ -71,6 +71,12 @@ class TrainingState:
         self._rank, self._world_size, self._save_frozen = rank, world_size, save_frozen
         parts: dict[str, Stateful | None] = {"optimizer": optimizer, **optional}
         self._all_parts = {name: unwrap_optimizer(part) for name, part in parts.items() if part is not None}
+        for name, part in self._all_parts.items():
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                raise ConfigurationError(
+                    f"{name} ({type(part).__name__}) has no state_dict and load_state_dict: give an object with both, "
+                    "which returns and takes the state as tensors and plain values"
+                )
         self._trained: set[str] = set()
         self._versions: dict[str, int] = {}
         self.resolve()
@@ -144,7 +150,11 @@ class TrainingState:
             later |= tensors
         for name, part in self.parts.items():
             reshard(part)
-            values[name] = take_apart(state_of(part), name, now)
+            values[name] = skeleton = take_apart(state_of(part), name, now)
+            for key in persistent_buffers(part) if isinstance(part, nn.Module) else ():
+                if isinstance(buffer := now.get(f"{name}.{key}"), torch.Tensor) and not isinstance(buffer, DTensor):
+                    skeleton[key] = take_apart(now.pop(f"{name}.{key}"), f"{rank_prefix(self._rank)}{name}.{key}", now)
+        self._sharded = {key for key, tensor in now.items() if isinstance(tensor, DTensor)}
         if self._extra_states:
             states = {name: module.get_extra_state() for name, module in self._extra_states.items()}
             values[MODEL] = take_apart(states, f"{MODEL}.extra_state", now)
@@ -172,13 +182,15 @@ class TrainingState:
 
     def problem(self, changes: Mapping[str, Any]) -> str:
         """Say why no new start of this script could take a checkpoint of now; empty where it can."""
+        if new := sorted(self._sharded - self._born_sharded):
+            return f"{new[0]} is sharded over the ranks, and a new start has no such tensor to lay it out like"
         return self._forms.problem(None, changes["born"]) if changes["born"] else ""
 
     def geometries(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
         """Geometry of each of a snapshot's tensors."""
-        own_buffers, replicas = own_prefix(self._rank), self._world_size
+        replicas = self._world_size
         holders_of = {
-            own_buffers: 1,
+            rank_prefix(self._rank): 1,
             **{optimizer.prefix: optimizer.replicas for optimizer in self.optimizers.values()},
         }
         geometries = {}
@@ -197,6 +209,7 @@ class TrainingState:
         self._born_groups = {name: optimizer.group_names() for name, optimizer in self.optimizers.items()}
         self._versions = {name: parameter._version for name, parameter in self._parameters.items()}
         snapshot = self.snapshot()
+        self._born_sharded = self._sharded
         for name, values in snapshot.values.items():
             refuse_unreadable(name, values)
         geometries = self.geometries(snapshot.later)
@@ -244,7 +257,7 @@ class TrainingState:
                     self._take_part(name, states[name], born)
                 try:
                     part.load_state_dict(states[name])
-                except (RuntimeError, ValueError, KeyError) as error:
+                except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
                     if isinstance(error, RuntimeError) and "loading state_dict" not in str(error):
                         raise  # a device's
                     raise ConfigurationError(
@@ -347,9 +360,14 @@ def state_of(part: Stateful) -> Mapping[str, Any]:
     return state
 
 
+def rank_prefix(rank: int) -> str:
+    """Beginning of the keys of a rank's own tensors."""
+    return f"rank-{rank:05d}."
+
+
 def own_prefix(rank: int) -> str:
-    """Beginning of the keys of a rank's own buffers."""
-    return f"rank-{rank:05d}.buffers."
+    """Beginning of the keys of a rank's own buffers of the model."""
+    return f"{rank_prefix(rank)}buffers."
 
 
 def has_torch_states(optimizer: Stateful) -> TypeGuard[torch.optim.Optimizer]:
@@ -433,5 +451,5 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
         f"{prefix}.{name}" if prefix else name: buffer
         for prefix, module in model.named_modules()
         for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set
+        if name not in module._non_persistent_buffers_set and not is_lazy(buffer)
     }

@@ -25,8 +25,8 @@ from torch.distributed.tensor import DTensor
 from bootstrap.training.errors import ConfigurationError, InvalidCheckpoint
 
 _REFERENCE, _NUMPY = "__tensor__", "__numpy__"
-# Smaller tensors on the CPU stay in the skeleton: an index entry is longer.
-INLINE_BYTES = 4096
+# Smaller tensors on the CPU stay in the skeleton, each rank's own: an index entry is longer. A generator has 5,056.
+INLINE_BYTES = 8192
 
 Lookup = Callable[[str], torch.Tensor]
 

@@ -9,9 +9,11 @@ has.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Collection
@@ -26,7 +28,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.training import rank_lines
-from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.errors import EXIT_INTERRUPTED, ConfigurationError
 from bootstrap.training.notices import NoticeFiles
 from bootstrap.training.rank_group import OWN_STORE_VARIABLE
 from bootstrap.training.rank_lines import RankLines
@@ -38,9 +40,11 @@ api: Any = importlib.import_module("torch.distributed.launcher.api")
 handlers: Any = importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler.handlers")
 logger = logging.getLogger("bootstrap.training.torchrun")
 LEAVING_POLL_S = 0.1
+# Options that choose where workers meet.
+RENDEZVOUS = ("--standalone", "--rdzv-", "--master-", "--node-rank")
 # From SIGTERM to SIGKILL for workers of a round that has failed. Those that wait for a dead peer in NCCL react to no
 # signal: torchrun's 30 s were most of a restart. A manifest can still be written; a save that lacks the dead
-# rank's word cannot become a checkpoint however long its peers live.
+# rank's word cannot become a checkpoint however long its peers live. Workers that leave after a notice have the 30 s.
 STOP_S = 1
 
 
@@ -56,10 +60,20 @@ class FleetAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> Any:
         started = super()._start_workers(worker_group)
         context: Any = self._pcontext
-        # After a worker's failure the context closes itself, and names neither a signal nor a limit:
-        # https://github.com/pytorch/pytorch/blob/v2.11.0/torch/distributed/elastic/multiprocessing/api.py#L974
-        close = context.close
-        context.close = lambda *signals: close(*signals) if signals else close(timeout=STOP_S)
+        end_workers = context.close
+
+        def close(*signals: Any) -> None:
+            # After a worker's failure the context closes itself, and names neither a signal nor a limit:
+            # https://github.com/pytorch/pytorch/blob/v2.11.0/torch/distributed/elastic/multiprocessing/api.py#L974
+            workers = [handler.proc for handler in context.subprocess_handlers.values()]
+            has_notice = any(worker.poll() == EXIT_INTERRUPTED for worker in workers)
+            end_workers(*signals) if signals or has_notice else end_workers(timeout=STOP_S)
+            for worker in workers if any(worker.poll() for worker in workers) else ():
+                # Each worker leads a session. What a killed one forked holds its port and its memory on the GPU.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(worker.pid, signal.SIGKILL)
+
+        context.close = close
         return started
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -90,7 +104,15 @@ def worker_handler(standby: Standby | None, *, has_ranks: bool = True) -> type[S
     """
 
     class WorkerHandler(SubprocessHandler):
+        def close(self, death_sig: signal.Signals | None = None) -> None:
+            # The group has the data loaders' processes too, and the steps before the save still need their batches.
+            if self._is_python and death_sig != signal.SIGKILL:
+                self.proc.send_signal(death_sig or signal.SIGTERM)
+            else:
+                super().close(death_sig)
+
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Popen[bytes]:
+            self._is_python = has_ranks and args[0] == sys.executable
             process, is_redirected = None, self._stdout is not None or self._stderr is not None
             if standby is not None:
                 if not is_redirected:
@@ -114,6 +136,9 @@ def main() -> None:
     ours.addHandler(console)
     ours.setLevel(logging.INFO)
     api.LocalElasticAgent = FleetAgent
+    # torchrun's own default gives every round of workers one store.
+    if not any(word.replace("_", "-").startswith(RENDEZVOUS) for word in sys.argv[1:]):
+        sys.argv.insert(1, "--standalone")
     # A round would find the addresses of the round before in torchrun's store: with torch 2.11 after kill -9, 11 of 19
     # restarts hung or failed, and with this 0 of 10.
     os.environ.setdefault(OWN_STORE_VARIABLE, "1")

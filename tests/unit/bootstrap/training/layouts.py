@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import random
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -85,6 +86,24 @@ def build(
     return model, torch.optim.AdamW(matrices, lr=1e-2), biases, mesh
 
 
+class OfRank:
+    """Generators of a user's, with a seed of each rank's own."""
+
+    def __init__(self) -> None:
+        self.python = random.Random(dist.get_rank())  # noqa: S311
+        self.torch = torch.Generator().manual_seed(dist.get_rank())
+
+    def draw(self) -> float:
+        return self.python.random() + torch.rand((), generator=self.torch).item()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"python": self.python.getstate(), "torch": self.torch.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.python.setstate(state["python"])
+        self.torch.set_state(state["torch"])
+
+
 class Leg:
     """One stretch of training in one layout."""
 
@@ -94,6 +113,8 @@ class Leg:
         self.layout, self.stop_after, self.thaws = layout, stop_after, thaws
         self.watcher = Watcher(None, signals=False)
         self.model, self.optimizer, self.biases, mesh = build(layout, dropout, thaws=thaws)
+        self.of_rank, self.critic = OfRank(), nn.BatchNorm1d(4096)
+        extra: dict[str, Any] = {"of_rank": self.of_rank, "critic": self.critic} if layout == "ddp-norm" else {}
         self.losses: dict[int, float] = {}
         self.loaded = self.random = ""
         generator = torch.Generator().manual_seed(1)
@@ -104,7 +125,7 @@ class Leg:
             nn.functional.cross_entropy(self.model(self.inputs[:2]), self.targets[:2]).backward()  # type: ignore[no-untyped-call]
 
         self.run = SpotTolerantRun(
-            self.model, self.optimizer, extra={"biases": self.biases}, mesh=mesh, dataset_size=SAMPLES,
+            self.model, self.optimizer, extra={"biases": self.biases, **extra}, mesh=mesh, dataset_size=SAMPLES,
             global_batch=GLOBAL_BATCH, store=str(store), watcher=self.watcher, checkpoint_every=3, keep=3,
             agree_every=1, rehearsal=rehearse if mesh is None else None,
         )  # fmt: skip
@@ -121,6 +142,7 @@ class Leg:
                         self.run._state.model.down.requires_grad_(True)
                         if self.layout == "ddp":
                             self.model = nn.parallel.DistributedDataParallel(self.run._state.model)
+                    self.critic(torch.full((2, 4096), self.of_rank.draw()))
                     indices = run.sample_indices(step)
                     loss = nn.functional.cross_entropy(self.model(self.inputs[indices]), self.targets[indices])
                     for optimizer in (self.optimizer, self.biases):
@@ -189,7 +211,9 @@ def thawed(folder: Path, layout: str) -> dict[str, Any]:
 
 def means_of(leg: Leg) -> list[float]:
     """Sums of this rank's batch statistics."""
-    return [buffer.sum().item() for name, buffer in leg.model.named_buffers() if name.endswith("running_mean")]
+    found = [buffer.sum().item() for name, buffer in leg.model.named_buffers() if name.endswith("running_mean")]
+    assert leg.critic.running_mean is not None
+    return [*found, leg.critic.running_mean.sum().item(), leg.of_rank.draw()] if found else []
 
 
 def step_of(checkpoint: Path) -> int:
@@ -259,6 +283,7 @@ def refused(folder: Path, layout: str) -> list[str]:
     model, _, _, mesh = build(layout, 0.0)
     for optimizer, variable, value in (
         (PlainStates(model.parameters()), "", ""),
+        (torch.optim.AdamW(model.parameters()), "", ""),
         (torch.optim.AdamW(model.parameters()), "GPUFLEET_PLAN", '{"tensor_parallel": 2}'),
         (torch.optim.AdamW(model.parameters()), "GPUFLEET_PLAN", '{"sharding": "zero3"}'),
     ):
@@ -267,6 +292,7 @@ def refused(folder: Path, layout: str) -> list[str]:
             with SpotTolerantRun(
                 model, optimizer, mesh=mesh, dataset_size=8, global_batch=4, store=str(folder),
                 watcher=Watcher(None, signals=False),
+                extra={"of_first": OfRank()} if len(messages) == 1 and dist.get_rank() == 0 else {},
             ):  # fmt: skip
                 messages.append("entered")
         except TrainingError as error:

@@ -88,7 +88,8 @@ def test_one_changed_byte_in_any_file_makes_every_rank_fall_back(facts: list[Fac
 
 
 def test_what_cannot_be_saved_or_was_not_planned_is_refused(facts: list[Facts]) -> None:
-    ((_, _, (plain, tensor, sharded)),) = of(facts[0], "refused")
+    ((_, _, (plain, alone, tensor, sharded)),) = of(facts[0], "refused")
+    assert "rank 0 has ['extra.of_first', 'optimizer'] and rank 1 ['optimizer']" in alone
     assert "plain tensor of shape" in plain and "--sharding ddp" in plain
     assert "tensor_parallel 2, and the mesh of this run has 1 tp ranks" in tensor
     assert sharded == "entered"

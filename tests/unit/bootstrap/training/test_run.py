@@ -281,13 +281,13 @@ def test_an_early_end_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert sorted(again.losses) == [6, 7]
 
 
-@pytest.mark.parametrize("over", ["steps", "passes", "others"])
+@pytest.mark.parametrize("over", ["steps", "passes", "others", "swapped"])
 def test_gradients_that_a_loop_keeps_over_steps_are_warned_of(
     over: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A resume between the steps of an accumulation would lose its first gradients, silently."""
+    """A resume would lose the first gradients of an accumulation, or the states of a new optimizer, silently."""
     model = nn.Linear(8, 8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = new = torch.optim.SGD(model.parameters(), lr=0.1)
     other = torch.optim.SGD(nn.Linear(2, 2).parameters())
     with small_run(model, optimizer, tmp_path, extra={"other": other}) as run:
         for step in run.steps(8):
@@ -295,10 +295,13 @@ def test_gradients_that_a_loop_keeps_over_steps_are_warned_of(
                 model(rows).square().mean().backward()
             if over == "others":  # of a model that is trained in turn
                 other.step()
-            if over == "passes" or step % 4 == 3:
-                optimizer.step()
+            if over == "swapped" and step == 3:
+                new = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            if over in ("passes", "swapped") or step % 4 == 3:
+                new.step()
                 optimizer.zero_grad()
-    assert caplog.text.count("step 1 ended with gradients and without optimizer.step") == (over == "steps")
+    first = {"steps": 1, "swapped": 5}.get(over)
+    assert [record.args for record in caplog.records] == ([(first,)] if first else [])
 
 
 def test_rebalance_saves_now_and_goes_on(tmp_path: Path) -> None:
@@ -672,6 +675,23 @@ def test_values_that_no_resume_could_read_are_refused_before_the_first_step(tmp_
     for value, reason in ((deque([1]), "collections.deque"), (lambda: 0, "lambda")):
         with pytest.raises(ConfigurationError, match=rf"state of extra\.seen .*{reason}"):
             Training(str(tmp_path), extra={"seen": _StatefulOf({"recent": value})}).train(4)
+    with pytest.raises(ConfigurationError, match=r"extra\.seen \(Random\) has no state_dict and load_state_dict"):
+        Training(str(tmp_path), extra={"seen": random.Random()})  # noqa: S311
+
+
+def test_a_forked_child_that_leaves_the_run_leaves_its_records_alone(tmp_path: Path) -> None:
+    def fork(step: int) -> None:
+        if step == 2 and not (child := os.fork()):
+            try:
+                training.run.__exit__(SystemExit, SystemExit(3), None)
+            finally:
+                os._exit(0)
+        elif step == 2:
+            assert os.waitpid(child, 0)[1] == 0
+
+    training = Training(str(tmp_path))
+    training.train(4, fork)
+    assert '"failed"' not in (tmp_path / "ledger.jsonl").read_text() and read_ledger(str(tmp_path)).finished
 
 
 def test_a_checkpoint_that_no_resume_could_read_does_not_count(
@@ -792,7 +812,7 @@ class Lazy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone, self.head = nn.Linear(8, 8), nn.LazyLinear(8)
+        self.backbone, self.head = nn.Linear(8, 8), nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d())
         self.backbone.requires_grad_(False)
         self.register_buffer("scale", None)
         self.register_buffer("queue", torch.zeros(0, 8))
@@ -856,7 +876,7 @@ def test_a_change_that_no_start_can_make_is_told_with_its_first_checkpoint(
 ) -> None:
     def train(steps: int, wide: bool, at_step: Callable[[int, Any, Any], None]) -> None:
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 9 if wide else 8))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # states of replaced parameters stay
         with small_run(model, optimizer, tmp_path, checkpoint_every=2, keep=9) as run:
             for step in run.steps(steps):
                 wait_for_writer(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -123,6 +124,40 @@ def test_workers_that_react_to_no_signal_are_not_waited_for(tmp_path: Path) -> N
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     assert ended.stdout.splitlines()[0] == "limit 0.5"
+
+
+NOTICED = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+
+here, asked = Path(sys.argv[1]), []
+child = subprocess.Popen(["sleep", "600"])
+(here / f"child-{os.environ['RANK']}").write_text(str(child.pid))
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+if os.environ["RANK"] == "0":
+    while not (here / "child-1").exists():
+        time.sleep(0.01)
+    os._exit(75)
+while not asked:
+    time.sleep(0.01)
+time.sleep(1.5)
+(here / "cleaned").write_text(str(child.poll()))
+"""
+
+
+def test_workers_that_leave_after_a_notice_clean_up_and_what_they_started_ends(tmp_path: Path) -> None:
+    """Their own processes, as data loaders', go on until they have ended, and hold no port and no GPU later."""
+    (tmp_path / "work.py").write_text(NOTICED)
+    program = "from bootstrap.training import torchrun; torchrun.STOP_S = 0.1; torchrun.main()"
+    arguments = ["--nproc-per-node", "2", str(tmp_path / "work.py"), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(torchrun.__file__).parents[2])}
+    ended = subprocess.run([sys.executable, "-c", program, *arguments], env=environment, check=False)
+    assert ended.returncode == 1 and (tmp_path / "cleaned").read_text() == "None"
+    for rank in range(2):
+        status = Path("/proc", (tmp_path / f"child-{rank}").read_text(), "stat")
+        with contextlib.suppress(FileNotFoundError):
+            while status.read_text().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.01)
 
 
 SPEAKER = """
