@@ -279,7 +279,7 @@ class PlainStates(torch.optim.Optimizer):
 
 def refused(folder: Path, layout: str) -> list[str]:
     """Messages of what cannot be saved."""
-    messages = []
+    messages: list[str] = []
     model, _, _, mesh = build(layout, 0.0)
     for optimizer, variable, value in (
         (PlainStates(model.parameters()), "", ""),
