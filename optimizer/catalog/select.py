@@ -31,17 +31,11 @@ class Range:
 def parse_range(text: str) -> Range:
     """Read "8.." (at least), "..4" (at most), "2..8" (between) or "8" (exactly); ValueError otherwise."""
     number = r"[0-9]+(?:\.[0-9]+)?"
-    match = re.fullmatch(rf"\s*({number})?\s*(\.\.)?\s*({number})?\s*", text)
-    low, dots, high = match.groups() if match else (None, None, None)
-    if low is None and high is None:
+    match = re.fullmatch(rf"\s*(?:({number})|({number})?\s*\.\.\s*({number})?)\s*", text)
+    exact, low, high = match.groups() if match else (None, None, None)
+    bounds = Range(low=float(exact or low or -math.inf), high=float(exact or high or math.inf))
+    if not (exact or low or high) or bounds.low > bounds.high:
         raise ValueError(f"{text!r} is not a range; write 8 (exactly), 8.. (at least), ..8 (at most) or 2..8")
-    if not dots:
-        if high is not None:
-            raise ValueError(f"{text!r} is not a range; put two dots between the numbers, like 2..8")
-        high = low
-    bounds = Range(low=float(low) if low else -math.inf, high=float(high) if high else math.inf)
-    if bounds.low > bounds.high:
-        raise ValueError(f"{text!r} ends before it begins; write {high}..{low}")
     return bounds
 
 

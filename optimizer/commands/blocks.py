@@ -32,10 +32,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 region_option = click.option("--region", metavar="REGION", help="Region.  [default: PLAN's]")
 
 # Published: programs read these names, in this order; further ones go to the end.
-FIELDS = (
-    *("offering_id", "instance_type", "region", "zone", "nodes", "start", "end", "hours", "upfront_usd"),
-    *("usd_per_node_hour", "surplus_nodes", "usable_hours", "fits_p95"),
-)
+FIELDS: dict[str, Callable[[Offering], Any]] = {
+    "offering_id": lambda offering: offering.id,
+    "instance_type": lambda offering: offering.search.instance_type,
+    "region": lambda offering: offering.search.region,
+    "zone": lambda offering: offering.zone,
+    "nodes": lambda offering: offering.nodes,
+    "start": lambda offering: time_text(offering.times.start),
+    "end": lambda offering: time_text(offering.times.end),
+    "hours": lambda offering: round(offering.hours, 2),
+    "upfront_usd": lambda offering: float(offering.usd),
+    "usd_per_node_hour": lambda offering: round(offering.usd_per_node_hour, 4),
+    "surplus_nodes": lambda offering: offering.nodes - offering.search.nodes,
+    "usable_hours": lambda offering: round(offering.times.usable_hours(datetime.now(UTC)), 2),
+}
+COLUMNS = {name: name.replace("_", " ") for name in (*FIELDS, "fits_p95")}
 SPARE = ("region", "instance_type", "surplus_nodes", "usable_hours", "end", "zone")
 
 
@@ -112,9 +123,9 @@ def _answer(
     """Print offerings, and how to buy the cheapest that the plan fits into."""
     now = datetime.now(UTC)
     fitting = [each for each in offered if blocks.train_hours(plan, each.times, now) >= plan.hours.p95]
-    rows = [_row(each, now) | {"fits_p95": each in fitting} for each in offered]
+    rows = [{name: read(each) for name, read in FIELDS.items()} | {"fits_p95": each in fitting} for each in offered]
     if rows or output_format != "table":
-        write_rows(rows, {name: name.replace("_", " ") for name in FIELDS}, output_format, spare=SPARE)
+        write_rows(rows, COLUMNS, output_format, spare=SPARE)
     if not fitting:
         short = f" that {plan.hours.p95:.1f} h fit into; {len(offered)} are too short" if offered else ""
         raise NothingFeasibleError(
@@ -123,23 +134,6 @@ def _answer(
         )
     cheapest = min(fitting, key=lambda each: each.usd)
     say(f"next: {_buy(cheapest, path, plan_number)}", err=True)
-
-
-def _row(offering: Offering, now: datetime) -> dict[str, Any]:
-    return {
-        "offering_id": offering.id,
-        "instance_type": offering.search.instance_type,
-        "region": offering.search.region,
-        "zone": offering.zone,
-        "nodes": offering.nodes,
-        "start": time_text(offering.times.start),
-        "end": time_text(offering.times.end),
-        "hours": round(offering.hours, 2),
-        "upfront_usd": float(offering.usd),
-        "usd_per_node_hour": round(offering.usd_per_node_hour, 4),
-        "surplus_nodes": offering.nodes - offering.search.nodes,
-        "usable_hours": round(offering.times.usable_hours(now), 2),
-    }
 
 
 @command.command(

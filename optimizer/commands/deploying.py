@@ -20,8 +20,9 @@ from optimizer.commands.preflight import check, write_findings
 from optimizer.commands.pulumi_engine import carry_out
 from optimizer.commands.recommend import command as recommend
 from optimizer.commands.stack import put_plan
-from optimizer.commands.stack_file import WHEELS_KEY, change_stack_file, read_stack, resolve_names
-from optimizer.commands.status.live import follow
+from optimizer.commands.stack_file import WHEELS_KEY, change_stack_file, follow_policy, read_stack, resolve_names
+from optimizer.commands.status import live
+from optimizer.commands.status.reading import Reading, read
 from optimizer.commands.wheels import pack_wheels
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import FleetPlan
@@ -74,10 +75,16 @@ def follow_run(
 
     Returns True when the run ``leaves`` the stack; without somebody who follows it by ``again`` it does not.
     """
-    file = read_stack(stack, directory)
+    file, since = read_stack(stack, directory), datetime.now(UTC)
     names, _ = resolve_names(file)
+
+    def ended(reading: Reading) -> bool:
+        state = reading.state
+        return state is not None and state.updated_at > since and (state.phase in ENDED or leaves(state))
+
+    plan = follow_policy(file.plan, file.config)
     try:
-        phase = follow(file, names, since=datetime.now(UTC), leaves=leaves)
+        state = live.watch(plan, lambda: read(names, datetime.now(UTC)), live.POLL_S, ended=ended).state
     except KeyboardInterrupt:
         here = f" in {names.region} only, until {again} takes it up again" if again else ""
         say(
@@ -86,9 +93,10 @@ def follow_run(
             err=True,
         )
         return False
-    if phase not in ENDED:
+    assert state is not None  # ended
+    if state.phase not in ENDED:
         return True
     say(f"next: gpufleet down --stack {stack} ends what still costs by the hour, and keeps the checkpoints")
-    if phase not in ("done", "stopped"):
+    if state.phase not in ("done", "stopped"):
         sys.exit(GpufleetError.exit_code)
     return False

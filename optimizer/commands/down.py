@@ -13,11 +13,11 @@ from infra.naming import Names
 from optimizer.aws import clients, control, errors
 from optimizer.aws.actuals import read_groups
 from optimizer.commands.asking import confirm, consent_options, require_terminal
-from optimizer.commands.move import others_of_job, read_asked
+from optimizer.commands.move import others_of_job
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.pulumi_engine import StateResource, deletes_checkpoints, require_pulumi, take_down
-from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
+from optimizer.commands.stack_file import StackFile, read_asked, read_stack, resolve_names
 from optimizer.commands.stop import end_nodes
 from optimizer.contract.errors import GpufleetError
 

@@ -11,7 +11,8 @@ import click
 from optimizer.aws import clients, errors
 from optimizer.aws.log_group import LogReader
 from optimizer.commands.options import Hours, one_stack_options
-from optimizer.commands.status.ranks import node_id, node_ids, stack_names
+from optimizer.commands.stack_file import read_stack, resolve_names
+from optimizer.commands.status.ranks import node_id, node_ids
 from optimizer.contract.errors import DataMissingError
 
 POLL_S = 5
@@ -45,7 +46,7 @@ def command(
     are kept for 30 days, and outlive their node. Needs logs:FilterLogEvents on the stack's log
     group.
     """
-    names = stack_names(stack, directory)
+    names, _ = resolve_names(read_stack(stack, directory))
     reader = LogReader(
         client=clients.logs(names.region),
         group=names.log_group,

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -193,22 +194,11 @@ def run_options(function: F) -> F:
     return stale(follow(function))
 
 
-def one_stack_options(function: F) -> F:
-    """Add ``--stack`` and ``--directory`` like ``stack_options``; ``stack`` is None where it is not given."""
-    stack = click.option(
-        "--stack",
-        metavar="NAME",
-        help="Pulumi stack.  [default: the folder's only one]",
-    )
+def one_stack_options(function: F, *, is_required: bool = False) -> F:
+    """Add ``--stack`` and ``--directory``, passed under these names; ``stack`` is None where it is not given."""
+    which = "Pulumi stack, as named to stack set." if is_required else "Pulumi stack.  [default: the folder's only one]"
+    stack = click.option("--stack", required=is_required, metavar="NAME", help=which)
     return stack(directory_option(function))
 
 
-def stack_options(function: F) -> F:
-    """Add ``--stack`` and ``--directory``, passed to the command under these names."""
-    stack = click.option(
-        "--stack",
-        required=True,
-        metavar="NAME",
-        help="Pulumi stack, as named to stack set.",
-    )
-    return stack(directory_option(function))
+stack_options = partial(one_stack_options, is_required=True)

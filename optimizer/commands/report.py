@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from bootstrap.contract.ledger import LEDGER_FILE, LedgerError
+from bootstrap.contract.ledger import LedgerError
 from optimizer.aws import clients
 from optimizer.aws.training import read_ledger_lines
 from optimizer.commands.options import OutputFile, directory_option, parse_plan_argument, plan_number_option, stack_path
@@ -32,7 +32,6 @@ Example:
   gpufleet report plans.json --out report.html
   gpufleet report plans.json --plan 2 --out second.html
   gpufleet report dev --out dev.html
-  gpufleet report plans.json --ledger checkpoints --out run.html
 """
 )
 @click.argument("plan", metavar="PLAN|STACK")
@@ -44,14 +43,8 @@ Example:
     required=True,
     help="File to write; an older one is replaced.",
 )
-@click.option(
-    "--ledger",
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    help="Also show a run by its ledger: the file, or the folder of its checkpoints.  [default: a stack's, in S3]",
-)
 @directory_option
-def command(plan: str, plan_number: int, out: Path, ledger: Path | None, directory: Path) -> None:
+def command(plan: str, plan_number: int, out: Path, directory: Path) -> None:
     """Write PLAN, or the run of STACK, as one HTML page to look at, print or send.
 
     PLAN is one plan or the output of recommend, whose other plans, Pareto front and rejected types the page shows
@@ -64,7 +57,7 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, directo
     its_stack = None if plan == "-" or Path(plan).exists() else stack_path(directory, plan)
     if its_stack and its_stack.is_file():
         with patience("reading the stack and its ledger"):
-            chosen, its_run = _read_stack(plan, directory, ledger, now)
+            chosen, its_run = _read_stack(plan, directory, now)
         with patience("drawing the page"):
             page = render(answer_of(chosen), now=now, run=its_run)
     elif its_stack and not Path(plan).suffix:
@@ -77,9 +70,8 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, directo
         answer = parse_plan_argument(
             plan, lambda text, origin: read_answer(text, plan_number=plan_number, origin=origin)
         )
-        run = _build_run(answer.plan, ledger) if ledger else None
         with patience("drawing the page"):
-            page = render(answer, now=now, run=run)
+            page = render(answer, now=now)
     try:
         replace_file(out, lambda file: file.write(page))
     except OSError as error:
@@ -89,40 +81,20 @@ def command(plan: str, plan_number: int, out: Path, ledger: Path | None, directo
         write_truer(plan=plan, plan_number=plan_number)
 
 
-def _build_run(plan: FleetPlan, ledger: Path) -> Run:
-    """Build a run from local files."""
-    if ledger.is_dir():
-        ledger /= LEDGER_FILE
-    try:
-        return read_run(plan, _lines(ledger))
-    except (LedgerError, OSError) as error:
-        raise InvalidInputError(
-            f"the run cannot be read: {error}",
-            limit=f"--ledger: the {LEDGER_FILE} beside a run's checkpoints",
-            next_step="name the folder of the checkpoints",
-        ) from error
-
-
-def _read_stack(stack: str, directory: Path, ledger: Path | None, now: datetime) -> tuple[FleetPlan, Run]:
+def _read_stack(stack: str, directory: Path, now: datetime) -> tuple[FleetPlan, Run]:
     """Read a deployed stack's plan and run, as ``gpufleet status`` does."""
     file = read_stack(stack, directory)
     names, _ = resolve_names(file)
     reading, plan = read(names, now), follow_policy(file.plan, file.config)
-    lines = _lines(ledger)
-    if ledger is None:
-        s3 = clients.s3(names.region)
-        lines = reading.attempt("ledger", lambda: read_ledger_lines(s3, names.bucket, names.checkpoint_prefix), [])
+    s3, lines = clients.s3(names.region), list[str]()
+    lines = reading.attempt("ledger", lambda: read_ledger_lines(s3, names.bucket, names.checkpoint_prefix), lines)
     ahead = forecast(plan, reading)
     words = [*headline(plan, reading), *notices(plan, ahead, stack), *gpu_notices(reading, stack)]
     words += [f"{part} cannot be read: {reason}" for part, reason in reading.unread.items()]
     measures = compare(plan, reading, ahead)
     try:
-        run = read_run(plan, lines, words=words, measures=measures)
+        run = read_run(lines, words=words, measures=measures)
     except LedgerError as error:
         words.append(f"the ledger cannot be used: {error}")
-        run = read_run(plan, [], words=words, measures=measures)
+        run = read_run([], words=words, measures=measures)
     return file.plan, run
-
-
-def _lines(path: Path | None) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path else []

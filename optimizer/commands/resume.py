@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from infra.naming import Names
-from optimizer.aws import clients, control, errors
+from optimizer.aws import clients, errors
 from optimizer.aws.actuals import read_groups
 from optimizer.aws.drain import RAISING_PROCESSES
 from optimizer.commands.asking import dry_run_option, end_dry_run
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
-from optimizer.commands.stack_file import read_stack, resolve_names
+from optimizer.commands.stack_file import read_asked, read_stack, read_state, resolve_names
 from optimizer.commands.stop import ask
 from optimizer.contract.errors import DataMissingError, GpufleetError
 
@@ -37,10 +37,7 @@ def command(stack: str | None, directory: Path) -> None:
     file = read_stack(stack, directory)
     stack = file.stack
     names, caller = resolve_names(file)
-    s3 = clients.s3(names.region)
-    with errors.explained(f"stack {stack} cannot be resumed"):
-        request = control.read_request(s3, names.bucket, names.control_prefix)
-        state = control.read_state(s3, names.bucket, names.control_prefix)
+    request, state = read_asked(names), read_state(names)
     if request and request.moved_to:
         raise GpufleetError(
             f"the run of stack {stack} moved to stack {request.moved_to}",

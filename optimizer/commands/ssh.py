@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from optimizer.commands.options import one_stack_options
-from optimizer.commands.status.ranks import node_id, stack_names
+from optimizer.commands.stack_file import read_stack, resolve_names
+from optimizer.commands.status.ranks import node_id
 from optimizer.contract.errors import GpufleetError
 
 PORT = click.IntRange(1, 65535)
@@ -59,7 +60,7 @@ def command(rank: str, stack: str | None, directory: Path, port: int | None, loc
     """
     if local_port and not port:
         raise click.UsageError("--local-port goes with --port")
-    names = stack_names(stack, directory)
+    names, _ = resolve_names(read_stack(stack, directory))
     ports = {"portNumber": [str(port)], "localPortNumber": [str(local_port or port)]}
     document = ("--document-name", "AWS-StartPortForwardingSession", "--parameters", json.dumps(ports))
     start_session(names.region, node_id(names, rank), *(document if port else ()))

@@ -30,7 +30,7 @@ from optimizer.commands.stack_file import (
 )
 from optimizer.commands.wheels import command as wheels
 from optimizer.contract.errors import DataStaleError, InvalidInputError
-from optimizer.contract.plan import FleetPlan, PolicyOutlook
+from optimizer.contract.plan import FleetPlan
 from optimizer.economics.policy_outlook import price_policies
 from optimizer.training_code import describe_demands
 
@@ -126,20 +126,17 @@ def put_plan(
             err=True,
         )
     with patience("asking AWS for the newest image"):
-        image_words = _pin_image(path, chosen, before, new=new_image)
+        image, image_words = _choose_image(chosen, before, new=new_image)
+    change_stack_file(path, {IMAGE_KEY: image})
     say(image_words)
     say(describe_demands(chosen))
-    if outlook := _policy_outlook(chosen, before):
+    has_choice = before.get("gpufleet:mode") != "workers" and POLICY_KEY not in before
+    if has_choice and (outlook := price_policies(chosen)):
         say(f"spot policy: {outlook.describe()}")
         if outlook.policy == "adaptive":
             say(f"once: pulumi config set {POLICY_KEY} adaptive")
     for line in _missing_settings(chosen, before):
         say(f"once: {line}")
-
-
-def _policy_outlook(plan: FleetPlan, before: Mapping[str, Any]) -> PolicyOutlook | None:
-    """Return what the cheaper spot policy costs; None where the stack has no choice, or made one."""
-    return None if before.get("gpufleet:mode") == "workers" or POLICY_KEY in before else price_policies(plan)
 
 
 def _refuse_stale_prices(plan: FleetPlan) -> None:
@@ -156,31 +153,24 @@ def _refuse_stale_prices(plan: FleetPlan) -> None:
             )
 
 
-def _pin_image(path: Path, plan: FleetPlan, before: Mapping[str, Any], *, new: bool) -> str:
-    """Write the image's id beside the plan, unless the user names one; return what was done."""
+def _choose_image(plan: FleetPlan, before: Mapping[str, Any], *, new: bool) -> tuple[Mapping[str, Any] | None, str]:
+    """Return what names the image beside the plan, None where the user does or AWS names none, and why."""
     own = next((f"gpufleet:{key}" for key in ("amiId", "amiName") if before.get(f"gpufleet:{key}")), "")
     if own:
-        change_stack_file(path, {IMAGE_KEY: None})
-        return f"image: {before[own]} ({own})"
+        return None, f"image: {before[own]} ({own})"
     try:
         parameter = dlami_of(plan).parameter
     except ConfigError as error:
-        change_stack_file(path, {IMAGE_KEY: None})
-        return f"image: none; {error}"
-    place = {"parameter": parameter, "region": plan.region}
-    had = before.get(IMAGE_KEY)
+        return None, f"image: none; {error}"
+    place, had = {"parameter": parameter, "region": plan.region}, before.get(IMAGE_KEY)
     if not new and isinstance(had, Mapping) and place.items() <= had.items():
-        return f"image: {had.get('id')} stays (--new-image takes the newest of {parameter})"
+        return had, f"image: {had.get('id')} stays (--new-image takes the newest of {parameter})"
     try:
         pinned = {"id": images.newest(plan.region, parameter), **place}
     except errors.AWS_ERRORS as error:
-        change_stack_file(path, {IMAGE_KEY: None})
-        return (
-            f"image: the newest of {parameter} at each pulumi up; gpufleet stack set pins it once AWS answers "
-            f"({errors.reason(error)})"
-        )
-    change_stack_file(path, {IMAGE_KEY: pinned})
-    return f"image: {pinned['id']}, the newest of {parameter} ({IMAGE_KEY})"
+        again = "gpufleet stack set pins it once AWS answers"
+        return None, f"image: the newest of {parameter} at each pulumi up; {again} ({errors.reason(error)})"
+    return pinned, f"image: {pinned['id']}, the newest of {parameter} ({IMAGE_KEY})"
 
 
 def _missing_settings(plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[str]:

@@ -12,8 +12,10 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from bootstrap.contract.request import PersonRequest
+from bootstrap.contract.state import ControllerState
 from infra.naming import Names, slug
-from optimizer.aws import clients, errors
+from optimizer.aws import clients, control, errors
 from optimizer.commands.options import list_stacks, stack_path
 from optimizer.commands.output import replace_file
 from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
@@ -122,37 +124,29 @@ def write_stack_file(path: Path, plan: FleetPlan) -> dict[str, Any]:
     Raises as ``change_stack_file``.
     """
 
-    def change(config: dict[str, Any]) -> None:
-        config[REGION_KEY] = plan.region
-        if plan.purchase.zone_id and not config.get("gpufleet:subnetIds"):
-            config[ZONE_KEY] = plan.purchase.zone_id
-        elif ZONE_KEY in config and config[ZONE_KEY] == _planned_zone(config):
-            del config[ZONE_KEY]
+    def changes(config: Mapping[str, Any]) -> dict[str, Any]:
+        was: Any = config.get(PLAN_KEY)
+        purchase = was.get("purchase") if isinstance(was, Mapping) else None
+        zone, kept = plan.purchase.zone_id, config.get(ZONE_KEY)
+        if not zone or config.get("gpufleet:subnetIds"):
+            zone = None if isinstance(purchase, Mapping) and purchase.get("zone_id") == kept else kept
         # An absent field means the same as null, which Pulumi's configuration does not know.
-        config[PLAN_KEY] = plan.model_dump(mode="json", exclude_none=True)
+        fields = plan.model_dump(mode="json", exclude_none=True)
+        return {REGION_KEY: plan.region, ZONE_KEY: zone, PLAN_KEY: fields}
 
-    return _change(path, change)
+    return change_stack_file(path, changes)
 
 
-def change_stack_file(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+Change = Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+def change_stack_file(path: Path, change: Change) -> dict[str, Any]:
     """Set keys, or remove those whose value is None; keep all else, comments too; return the old configuration.
 
     Raises:
         InvalidInputError: the file there is not YAML, or not a stack's configuration.
         GpufleetError: it cannot be written.
     """
-
-    def change(config: dict[str, Any]) -> None:
-        for key, value in changes.items():
-            if value is not None:
-                config[key] = value
-            else:
-                config.pop(key, None)
-
-    return _change(path, change)
-
-
-def _change(path: Path, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 120
@@ -169,18 +163,16 @@ def _change(path: Path, change: Callable[[dict[str, Any]], None]) -> dict[str, A
             next_step="repair it",
         )
     before = dict(config)
-    change(config)
+    for key, value in (change(before) if callable(change) else change).items():
+        if value is not None:
+            config[key] = value
+        else:
+            config.pop(key, None)
     try:
         replace_file(path, lambda file: yaml.dump(data, file))
     except OSError as error:
         raise GpufleetError(f"{path} cannot be written: {error}") from error
     return before
-
-
-def _planned_zone(config: Mapping[str, Any]) -> str | None:
-    plan = config.get(PLAN_KEY)
-    purchase = plan.get("purchase") if isinstance(plan, Mapping) else None
-    return purchase.get("zone_id") if isinstance(purchase, Mapping) else None
 
 
 def resolve_names(file: StackFile) -> tuple[Names, str]:
@@ -195,6 +187,18 @@ def resolve_names(file: StackFile) -> tuple[Names, str]:
     arn = caller["Arn"]
     names = Names(stack=file.stack, account_id=caller["Account"], region=file.plan.region, partition=arn.split(":")[1])
     return names, arn
+
+
+def read_asked(names: Names) -> PersonRequest | None:
+    """Read the last person's request of a stack; None also where the stack was never up."""
+    with errors.explained(f"bucket {names.bucket} of stack {names.stack} cannot be read"):
+        return control.read_request(clients.s3(names.region), names.bucket, names.control_prefix)
+
+
+def read_state(names: Names) -> ControllerState | None:
+    """Read the controller's state of a stack; None also where the stack was never up."""
+    with errors.explained(f"bucket {names.bucket} of stack {names.stack} cannot be read"):
+        return control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)
 
 
 def caller_of(region: str) -> Any:

@@ -13,7 +13,6 @@ from optimizer.catalog import load
 from optimizer.commands.asking import choose_folder, confirm, consent_options, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.long_help import LongCommand
-from optimizer.commands.move import read_asked
 from optimizer.commands.move.regions import Walk
 from optimizer.commands.options import (
     config_option,
@@ -27,7 +26,15 @@ from optimizer.commands.options import (
 from optimizer.commands.output import say
 from optimizer.commands.pulumi_engine import require_pulumi
 from optimizer.commands.resume import command as resume
-from optimizer.commands.stack_file import check_name, find_stack, follow_policy, only_stack, read_stack, resolve_names
+from optimizer.commands.stack_file import (
+    check_name,
+    find_stack,
+    follow_policy,
+    only_stack,
+    read_asked,
+    read_stack,
+    resolve_names,
+)
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
 
@@ -110,7 +117,7 @@ def command(
         else:
             say(f"the run is stack {file.stack}'s; {again} follows it, and moves it where it must")
         return
-    name = stack or _only_stack(directory)
+    name = stack or (only_stack(directory) if list_stacks(directory) else FIRST_STACK)
     check_name(name)
     plans = (
         source if _is_plan(source) else run_recommend(source, choose_folder(directory) / f"plans.{name}.json", refresh)
@@ -126,10 +133,6 @@ def command(
         follow_run(name, directory)
     else:
         say(f"the controller starts the nodes within a minute: gpufleet status --stack {name} --watch 60")
-
-
-def _only_stack(directory: Path) -> str:
-    return only_stack(directory) if list_stacks(directory) else FIRST_STACK
 
 
 def _is_plan(source: str) -> bool:

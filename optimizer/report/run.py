@@ -9,8 +9,6 @@ from math import isfinite
 from typing import Any
 
 from bootstrap.contract.ledger import CATEGORIES, Summary, in_order, read_lines, read_loss, summarize
-from bootstrap.contract.words import counted
-from optimizer.contract.plan import FleetPlan
 
 # Marks of one line of a chart.
 MOST_POINTS = 400
@@ -89,7 +87,6 @@ class Run:
 
 
 def read_run(
-    plan: FleetPlan,
     ledger: Iterable[str],
     *,
     words: Sequence[str] = (),
@@ -105,20 +102,11 @@ def read_run(
         return Run(words=tuple(words), measures=tuple(measures))
     summary = summarize(events, skipped_lines=skipped)
     return Run(
-        words=tuple(words) or (_words(plan, summary),),
+        words=tuple(words),
         measures=tuple(measures),
         summary=summary,
         breaks=_breaks(in_order(events)),
         losses=_thinned(dict(filter(None, map(read_loss, in_order(events))))),
-    )
-
-
-def _words(plan: FleetPlan, summary: Summary) -> str:
-    state = "It ended well" if summary.finished else "It has not ended"
-    return (
-        f"{state}: {summary.steps:,} of {counted(plan.job.steps, 'step')} done, after "
-        f"{counted(summary.starts, 'start')}; "
-        f"{counted(summary.lost_steps, 'step')} repeated."
     )
 
 

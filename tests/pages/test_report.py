@@ -129,7 +129,7 @@ def test_a_run_of_hostile_names_is_text_and_fits(browser: Browser, tmp_path: Pat
     plan = demo_plan(job={"model": HOSTILE}, node={"gpu": HOSTILE}, calibration={"source": HOSTILE, "rows": 0})
     path = tmp_path / "report.html"
     answer = read_answer(plan.to_json())
-    run = read_run(plan, demo_lines("interrupted"), words=[HOSTILE])
+    run = read_run(demo_lines("interrupted"), words=[HOSTILE])
     page = render(answer, now=NOW, run=run)
     path.write_text(page, encoding="utf-8")
     with open_page(browser, path, width=400) as opened:

@@ -36,7 +36,7 @@ def test_interrupted_run_equals_the_undisturbed_one(warm: Warm, tmp_path: Path) 
         for name in ("undisturbed", "interrupted")
     )
     plan = demo_plan(undisturbed)
-    run = read_run(plan, lines)
+    run = read_run(lines)
     assert run.summary is not None and run.summary.finished and run.summary.starts == 4
     assert not run.breaks[0].repeated, "the notice left time to save"
     assert any(one.repeated for one in run.breaks[1:])

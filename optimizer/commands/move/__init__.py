@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 
 import click
 
-from bootstrap.contract.request import PersonRequest, merge_spends
+from bootstrap.contract.request import merge_spends
 from bootstrap.contract.state import ENDED, ControllerState
 from bootstrap.contract.timings import HOUR
 from infra.control_settings import job_id
-from infra.naming import Names
 from infra.s3_uri import read_s3_prefix
-from optimizer.aws import clients, control, errors
+from optimizer.aws import clients, errors
 from optimizer.catalog import load
 from optimizer.catalog.region_transfer import transfer_usd
 from optimizer.commands.asking import choose_folder, confirm, consent_options, end_dry_run, require_terminal
@@ -33,7 +32,6 @@ from optimizer.commands.options import (
     config_option,
     list_stacks,
     one_stack_options,
-    plan_number_option,
     read_plan_argument,
     repeat_command,
     run_options,
@@ -49,7 +47,9 @@ from optimizer.commands.stack_file import (
     check_name,
     find_stack,
     follow_policy,
+    read_asked,
     read_stack,
+    read_state,
     resolve_names,
 )
 from optimizer.commands.stop import end_nodes
@@ -77,22 +77,16 @@ Example:
 @click.argument("region")
 @one_stack_options
 @click.option("--plans", metavar="PLAN", help="Plan for a new stack.  [default: recommend's, for the stack's request]")
-@plan_number_option
 @config_option
 @consent_options
-@click.option(
-    "--refresh/--no-refresh", default=None, help="Read today's spot prices.  [default: for a request with spot nodes]"
-)
 @run_options
 def command(
     region: str,
     stack: str | None,
     directory: Path,
     plans: str | None,
-    plan_number: int,
     config_given: dict[str, str],
     yes: bool,
-    refresh: bool | None,
     accept_stale_prices: bool,
     follow: bool,
 ) -> None:
@@ -125,7 +119,7 @@ def command(
         target = source
     else:
         if target is None:
-            place = find_place(source, region, directory, config_given, refresh, plans=plans, plan_number=plan_number)
+            place = find_place(source, region, directory, config_given, plans=plans)
             say(weigh(source, place, *read_run(source)).words)
             if not yes:
                 require_terminal(why="nodes end, and the copy and the new stack cost money", next_step=f"{again} --yes")
@@ -147,18 +141,6 @@ def others_of_job(file: StackFile, directory: Path) -> list[StackFile]:
         for other in known
         if other and other.plan.region != file.plan.region and job_id(other.plan) == job_id(file.plan)
     ]
-
-
-def read_asked(names: Names) -> PersonRequest | None:
-    """Read the last person's request of a stack; None also where the stack was never up."""
-    with errors.explained(f"bucket {names.bucket} of stack {names.stack} cannot be read"):
-        return control.read_request(clients.s3(names.region), names.bucket, names.control_prefix)
-
-
-def read_state(names: Names) -> ControllerState | None:
-    """Read the controller's state of a stack; None also where the stack was never up."""
-    with errors.explained(f"bucket {names.bucket} of stack {names.stack} cannot be read"):
-        return control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)
 
 
 def find_run(file: StackFile, directory: Path) -> tuple[StackFile, StackFile | None]:
@@ -187,10 +169,8 @@ def find_place(
     region: str,
     directory: Path,
     given: Mapping[str, str],
-    refresh: bool | None,
     *,
     plans: str | None = None,
-    plan_number: int = 1,
 ) -> StackFile:
     """Return the folder's stack in the region that trains the job, else a new one with a plan of ``plans``.
 
@@ -228,8 +208,8 @@ def find_place(
         request.write_text(json.dumps(document, indent=1) + "\n")
         # The request may leave the global batch to recommend.
         flags = ("--region", region, "--global-batch", str(source.plan.job.global_batch))
-        plans = run_recommend(str(request), answer, refresh, *flags)
-    plan = read_plan_argument(plans, plan_number)
+        plans = run_recommend(str(request), answer, None, *flags)
+    plan = read_plan_argument(plans, 1)
     if plan.region != region or job_id(plan) != job_id(source.plan):
         raise InvalidInputError(
             f"the plan is for {plan.region} and job {job_id(plan)}",

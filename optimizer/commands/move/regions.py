@@ -24,7 +24,6 @@ from optimizer.commands.move import (
     find_place,
     find_run,
     hand_over,
-    read_asked,
     read_run,
     stand_up,
     weigh,
@@ -32,7 +31,7 @@ from optimizer.commands.move import (
 from optimizer.commands.options import read_plan_argument
 from optimizer.commands.output import say
 from optimizer.commands.resume import let_run
-from optimizer.commands.stack_file import StackFile, find_stack, follow_policy, read_stack, resolve_names
+from optimizer.commands.stack_file import StackFile, find_stack, follow_policy, read_asked, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import read_request_file, request_from_dict
@@ -74,7 +73,7 @@ class Walk:
         left = [file.plan.region] if file else list(self.regions)
         while True:
             kept = next((other for other in [file, *known] if other and other.plan.region in left), None)
-            plan = kept.plan if kept else self._recommend(left)
+            plan = kept.plan if kept else self._recommend(left)[0]
             stack = kept.stack if kept else f"{self.base}-{plan.region}"
             consent(follow_policy(plan, {**(kept.config if kept else {}), **self.config}), stack)
             try:
@@ -105,13 +104,12 @@ class Walk:
             hand_over(file, target, self.again)
             file = target
 
-    def _recommend(self, regions: Sequence[str]) -> FleetPlan:
-        """Return the best plan in some regions; its stack keeps the answer, too, for a later move."""
-        folder, flags = choose_folder(self.directory), [word for region in regions for word in ("--region", region)]
-        answer = run_recommend(self.request, folder / f"plans.{self.base}.json", self.refresh, *flags)
+    def _recommend(self, regions: Sequence[str], *flags: str) -> tuple[FleetPlan, str]:
+        """Return the best plan in some regions and its file; each stack keeps its own for a later move."""
+        folder, chosen = choose_folder(self.directory), [word for region in regions for word in ("--region", region)]
+        answer = run_recommend(self.request, folder / f"plans.{self.base}.json", self.refresh, *chosen, *flags)
         plan = read_plan_argument(answer, 1)
-        copyfile(answer, folder / f"plans.{self.base}-{plan.region}.json")
-        return plan
+        return plan, str(copyfile(answer, folder / f"plans.{self.base}-{plan.region}.json"))
 
     def _stand_up_next(self, file: StackFile, refusal: str) -> StackFile | None:
         """Make the stack of the region that did not refuse lately and where the run's rest ranks first, if any."""
@@ -123,7 +121,9 @@ class Walk:
                 continue
             try:
                 with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-                    place = find_place(file, region, self.directory, self.config, self.refresh)
+                    # The request may leave the global batch to recommend, and the run has one.
+                    _, answer = self._recommend([region], "--global-batch", str(file.plan.job.global_batch))
+                    place = find_place(file, region, self.directory, self.config, plans=answer)
                     rest = weigh(file, place, *run)
                 hours, usd = (np.array((spread.expected + spread.p95) / 2) for spread in (rest.hours, rest.usd))
                 score = float(hours if rest.is_late else scores(request, usd, hours))

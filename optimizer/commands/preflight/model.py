@@ -70,7 +70,7 @@ UNREADABLE = (*errors.AWS_ERRORS, LookupError, TypeError, ValueError, AttributeE
 _READS = {
     "ec2": "DescribeAvailabilityZones DescribeCapacityReservations DescribeImages DescribeInstanceTypeOfferings "
     "DescribeInstanceTypes DescribeInstances DescribeRouteTables DescribeSpotPriceHistory "
-    "DescribeSubnets DescribeVpcAttribute DescribeVpcEndpoints GetSpotPlacementScores",
+    "DescribeSubnets DescribeVpcAttribute DescribeVpcEndpoints",
     "ecr": "BatchGetImage",
     "kms": "DescribeKey",
     "pricing": "GetProducts",

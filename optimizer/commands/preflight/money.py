@@ -10,7 +10,7 @@ from optimizer.aws import clients
 from optimizer.aws.errors import UnusableAnswerError
 from optimizer.catalog.sources import price_list, spot_history
 from optimizer.commands.preflight.model import Context, Finding, Level, Unknown, ask, named, warning
-from optimizer.contract.plan import FleetPlan, Market, NodeItem, PlanPrice
+from optimizer.contract.plan import QUOTE, FleetPlan, Market, NodeItem, PlanPrice
 
 # A smaller rise is no reason to plan anew: a plan's 95th percentile is further from its expectation than that.
 DEARER = 0.05
@@ -37,7 +37,8 @@ def check_prices(context: Context) -> Iterator[Finding]:
     quotes: dict[NodeItem, NodeQuote] = {}
     prices = {price.node: price for price in context.plan.prices if price.node and price.usd > 0}
     for node, price in prices.items():
-        if node.region != context.region or node.market not in QUOTED_MARKETS:
+        # A price that the user negotiated holds whatever the list says.
+        if node.region != context.region or node.market not in QUOTED_MARKETS or price.source.startswith(QUOTE):
             continue
         answer = ask(partial(_quote, context, node, price))
         yield from named(f"price of {node}", [_judge_price(context, answer)])

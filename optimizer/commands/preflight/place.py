@@ -1,4 +1,4 @@
-"""Check the zones that offer the types, how likely spot nodes come, and the region of the data's bucket."""
+"""Check the zones that offer the types, and the region of the data's bucket."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from infra.s3_uri import read_s3_prefix
 from optimizer.aws import clients
-from optimizer.aws.errors import UnusableAnswerError
-from optimizer.aws.paging import filters, pages
+from optimizer.aws.paging import filters
 from optimizer.catalog.sources import offerings
-from optimizer.commands.preflight.model import Context, Finding, Unknown, ask, failure, passed, unknown
+from optimizer.commands.preflight.model import Context, Finding, Unknown, ask, failure, passed
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -57,62 +56,6 @@ def check_zones(context: Context) -> Iterator[Finding]:
         why=why if stops else "fewer zones are fewer pools of capacity",
         next_step=other if stops else "gpufleet catalog refresh, then recommend again",
     )
-
-
-# AWS defines the ends of its scale only, 10 "highly likely to succeed" and 1 "not likely"; the upper third counts as
-# likely.
-LIKELY = 7
-
-
-def check_spot_score(context: Context) -> Iterator[Finding]:
-    """Check AWS's placement score of as many spot nodes as the plan buys, in one zone for a gang.
-
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-placement-score.html
-    """
-    plan, one_zone, nodes = context.plan, context.settings.one_zone, context.spot_nodes
-    if nodes == 0:
-        return
-    answers = pages(
-        context.ec2,
-        "get_spot_placement_scores",
-        "SpotPlacementScores",
-        InstanceTypes=[plan.instance_type],
-        TargetCapacity=nodes,
-        TargetCapacityUnitType="units",
-        SingleAvailabilityZone=one_zone,
-        RegionNames=[context.region],
-    )
-    place_of = "AvailabilityZoneId" if one_zone else "Region"
-    scores: dict[str, int] = {answer[place_of]: int(answer["Score"]) for answer in answers}
-    if faulty := [score for score in scores.values() if not 1 <= score <= 10]:
-        raise UnusableAnswerError(f"a spot placement score of {faulty[0]}, and the scale is 1 to 10")
-    best = max(scores, key=lambda place: scores[place], default="")
-    # Without a chosen zone the Pulumi program takes any zone that offers the type.
-    zone = context.zone_ids[0] if context.zone_ids else best
-    place = zone if one_zone else context.region
-    wanted = f"{nodes} spot {plan.instance_type} in {place or context.region}"
-    elsewhere = f"pulumi config set gpufleet:zoneId {best}"
-    if place not in scores:
-        yield unknown(
-            f"AWS gave no score for {wanted}" + (f"; {best} has {scores[best]} of 10" if best else ""),
-            why="a zone AWS leaves out is none of its ten best",
-            next_step=elsewhere if best else "gpufleet preflight another --plan N",
-        )
-        return
-    score = scores[place]
-    text = f"{score} of 10 for {wanted}"
-    if has_better := one_zone and scores[best] > score:
-        text += f"; {best} has {scores[best]}"
-    if score >= LIKELY:
-        yield passed(text, value=score, limit=LIKELY)
-        return
-    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/how-sps-works.html
-    why = (
-        "AWS's estimate, now, of whether the request succeeds; no promise of capacity, and nothing about how long it "
-        "lasts; AWS scores fewer than 3 types low whatever there is"
-    )
-    next_step = elsewhere if has_better else "gpufleet recommend --purchase on-demand"
-    yield Finding(text, level="warning", value=score, limit=LIKELY, why=why, next_step=next_step)
 
 
 def check_data_bucket(context: Context) -> Iterator[Finding]:

@@ -17,7 +17,6 @@ from optimizer.commands.preflight.model import LEVELS, Account, Check, Context, 
 CHECKS = (
     Check("zones", place.check_zones),
     Check("instance quotas", capacity.check_instance_quotas),
-    Check("spot placement score", place.check_spot_score),
     Check("reservation", reservation.check_reservation),
     Check("image", image.check_image),
     Check("container image", image.check_container_image),

@@ -105,13 +105,12 @@ def _document(
         "resources": [{key: getattr(resource, key) for key in RESOURCE_COLUMNS[:5]} for resource in resources],
         "compute_usd_per_hour": plan.compute_usd_per_hour,
         **data,
-        "costs": [{**asdict(line), "usd_per_month": _by_month(line.usd_per_hour)} for line in lines],
+        "costs": [
+            {**asdict(line), "usd_per_month": line.usd_per_hour and line.usd_per_hour * HOURS_PER_MONTH}
+            for line in lines
+        ],
         "totals": sums,
     }
-
-
-def _by_month(usd_per_hour: float | None) -> float | None:
-    return None if usd_per_hour is None else usd_per_hour * HOURS_PER_MONTH
 
 
 def _rows(resources: Sequence[Resource], lines: Sequence[CostLine]) -> list[dict[str, Any]]:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
-from bootstrap.contract.state import ENDED, ControllerState, Phase
-from infra.naming import Names
 from optimizer.commands.output import format_number, say
 from optimizer.commands.progress import patience
-from optimizer.commands.stack_file import StackFile, follow_policy
 from optimizer.commands.status.forecast import current_progress, forecast
 from optimizer.commands.status.measures import compare, headline
-from optimizer.commands.status.reading import Reading, read
+from optimizer.commands.status.reading import Reading
 from optimizer.contract.plan import FleetPlan
 
 # The controller ticks once a minute.
@@ -62,22 +58,3 @@ def _lines(plan: FleetPlan, reading: Reading) -> list[str]:
                 shown.append(f"loss {row['note']}")  # not finite
         lines.append(", ".join(shown))
     return lines
-
-
-def follow(
-    file: StackFile, names: Names, *, since: datetime, leaves: Callable[[ControllerState], bool] = lambda state: False
-) -> Phase:
-    """Show a run until a tick after ``since`` finds it ended, or it ``leaves`` the stack; return its phase."""
-
-    def ended(reading: Reading) -> bool:
-        state = reading.state
-        return state is not None and state.updated_at > since and (state.phase in ENDED or leaves(state))
-
-    last = watch(
-        follow_policy(file.plan, file.config),
-        lambda: read(names, datetime.now(UTC)),
-        POLL_S,
-        ended=ended,
-    )
-    assert last.state is not None  # ended
-    return last.state.phase

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from infra.naming import Names
 from optimizer.aws import clients, errors
 from optimizer.aws.actuals import read_group, read_ranks
-from optimizer.commands.stack_file import read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, InvalidInputError
-
-
-def stack_names(stack: str | None, directory: Path) -> Names:
-    """Return the names of a stack, by default of the folder's only one."""
-    names, _ = resolve_names(read_stack(stack, directory))
-    return names
 
 
 def node_ids(names: Names) -> list[str]:

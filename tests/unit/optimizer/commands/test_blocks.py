@@ -106,7 +106,7 @@ def test_find_lists_price_times_and_whether_the_plan_fits(gpufleet: Gpufleet, ma
     code, out, _ = gpufleet("blocks", "find", plan)
     assert code == 0 and "566.4" in out and "2026-11-22T12:00:00Z" in out
     code, out, _ = gpufleet("blocks", "find", plan, "--format", "csv")
-    assert out.splitlines()[0] == ",".join(blocks.FIELDS) and len(out.splitlines()) == 4
+    assert out.splitlines()[0] == ",".join(blocks.COLUMNS) and len(out.splitlines()) == 4
 
 
 def test_find_says_when_there_is_none_or_a_wrong_question(gpufleet: Gpufleet, market: FakeAws, plan: str) -> None:

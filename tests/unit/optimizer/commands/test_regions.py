@@ -104,12 +104,10 @@ def world(
         cost["breakdown"]["compute"] += DEARER[region]
         cost |= {part: cost[part] + DEARER[region] for part in ("expected", "p50", "p95")}
         slower: dict[str, Any] = {"hours": world.hours[region]} if region in world.hours else {}
-        plan = plan_in(region, cost_usd=cost, **slower).model_dump(mode="json")
-        answer.write_text(json.dumps({"request": REQUEST, "plans": [plan]}))
+        answer.write_text(plan_in(region, cost_usd=cost, **slower).to_json())
         return str(answer)
 
-    for module in (move, regions):
-        monkeypatch.setattr(module, "run_recommend", recommend)
+    monkeypatch.setattr(regions, "run_recommend", recommend)
     monkeypatch.setattr(regions, "WAIT", timedelta(minutes=3))
     return world
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from pathlib import Path
 
@@ -64,21 +63,3 @@ def test_a_deployed_stack_becomes_a_page_of_its_run(
     deployed.put("checkpoints/ledger/w-000001.jsonl", "no event")
     assert gpufleet("report", stack, *directory, "--out", str(out))[0] == 0
     assert "the ledger cannot be used: the ledger holds no start event" in out.read_text(encoding="utf-8")
-
-
-def test_a_local_run_is_read_from_its_checkpoints(gpufleet: Gpufleet, tmp_path: Path) -> None:
-    plan, out, checkpoints = tmp_path / "plan.json", tmp_path / "run.html", tmp_path / "checkpoints"
-    plan.write_text(sample_plan().to_json(), encoding="utf-8")
-    checkpoints.mkdir()
-    arguments = ("report", str(plan), "--ledger", str(checkpoints), "--out", str(out))
-    code, _, error = gpufleet(*arguments)
-    assert code == 2 and "ledger.jsonl" in error and not out.exists()
-    events = [
-        {"event": "start", "t": 0},
-        {"event": "train", "t": 60, "step": 0},
-        {"event": "progress", "t": 660, "step": 90},
-    ]
-    lines = "".join(json.dumps(event | {"writer": "w"}) + "\n" for event in events)
-    (checkpoints / "ledger.jsonl").write_text(lines, encoding="utf-8")
-    assert gpufleet(*arguments)[0] == 0
-    assert "90 of 2,000 steps done, after 1 start;" in out.read_text(encoding="utf-8")

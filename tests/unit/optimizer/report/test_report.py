@@ -163,7 +163,7 @@ def test_a_run_is_read_from_its_ledger() -> None:
         _event("done", 10320, "b", step=150),
         "{torn",
     ]
-    run = read_run(PLAN, lines)
+    run = read_run(lines)
     assert {name: round(value, 3) for name, value, *_ in run.ledger_rows} == {
         "training that was kept": 1.833,
         "training that was repeated": 0.167,
@@ -174,7 +174,7 @@ def test_a_run_is_read_from_its_ledger() -> None:
     assert (lost.hours, lost.step, lost.repeated, lost.gap_hours) == (1.1, 60, 10, 0.1) and "killed" in lost.cause
     assert run.losses == ({"step": 29, "loss": 2.5}, {"step": 110, "loss": 1.5})
     assert run.finished and run.usd == pytest.approx(36.0 * 10320 / 3600)
-    going_on = read_run(PLAN, lines[:4])
+    going_on = read_run(lines[:4])
     assert not going_on.finished
     page = unescape(render(answer_of(PLAN), now=NOW, run=run))
     for words in (
@@ -195,5 +195,5 @@ def test_a_run_is_read_from_its_ledger() -> None:
 
 def test_a_ledger_without_a_start_is_refused() -> None:
     with pytest.raises(LedgerError, match="no start event"):
-        read_run(PLAN, [_event("train", 1, step=0)])
-    assert read_run(PLAN, [], words=["a stack without training"]).summary is None
+        read_run([_event("train", 1, step=0)])
+    assert read_run([], words=["a stack without training"]).summary is None

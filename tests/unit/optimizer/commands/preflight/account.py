@@ -221,7 +221,6 @@ def healthy() -> dict[str, Answer]:
         "DescribeInstances": {"Reservations": []},
         "DescribeCapacityReservations": {"CapacityReservations": []},
         "GetServiceQuota": quota_answer(),
-        "GetSpotPlacementScores": {"SpotPlacementScores": [{"AvailabilityZoneId": "use1-az2", "Score": 9}]},
         "DescribeImages": {"Images": [image()]},
         "GetParameter": {"Parameter": {"Name": PARAMETER, "Value": "ami-0123456789abcdef0"}},
         "DescribeKey": {"KeyMetadata": {"KeyId": "1234", "KeyState": "Enabled"}},

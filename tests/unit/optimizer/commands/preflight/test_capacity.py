@@ -1,4 +1,4 @@
-"""Quotas less what is in use, spot placement scores, reservations and Capacity Blocks."""
+"""Quotas less what is in use, reservations and Capacity Blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from optimizer.aws import quotas
 from optimizer.commands.preflight.capacity import check_instance_quotas
 from optimizer.commands.preflight.model import Check, Finding
-from optimizer.commands.preflight.place import check_spot_score
 from optimizer.commands.preflight.reservation import check_reservation
 from optimizer.contract.plan import FleetPlan
 from tests.plans import sample_plan
@@ -180,65 +179,6 @@ def test_without_the_usage_only_a_quota_below_the_need_is_an_error(aws: FakeAws)
     aws.answers["GetServiceQuota"] = quota_answer({ON_DEMAND: 95.0})
     row = by_check(check_instance_quotas(context()))[RUNNING_P]
     assert (row.level, row.value, row.limit) == ("error", 96, 95)
-
-
-def scores(aws: FakeAws, **zones: int) -> None:
-    aws.answers["GetSpotPlacementScores"] = [
-        {"SpotPlacementScores": [{"AvailabilityZoneId": zone.replace("_", "-"), "Score": score, "Region": "us-east-1"}]}
-        for zone, score in zones.items()
-    ]
-
-
-@pytest.mark.parametrize(("score", "level"), [(10, "ok"), (7, "ok"), (6, "warning"), (1, "warning")])
-def test_a_low_score_is_a_warning_since_aws_scores_one_type_low(aws: FakeAws, score: int, level: str) -> None:
-    scores(aws, use1_az2=score)
-    row = only(check_spot_score(context()))
-    assert (row.level, row.value) == (level, score)
-    assert level == "ok" or "AWS scores fewer than 3 types low" in row.why
-
-
-def test_the_score_is_of_the_true_capacity_in_one_zone(aws: FakeAws) -> None:
-    plan = sample_plan(node_count=4, parallelism={"data": 32, "grad_accum": 1})
-    only(check_spot_score(context(plan)))
-    (asked,) = aws.asked("GetSpotPlacementScores")
-    assert asked == {
-        "InstanceTypes": ["p4d.24xlarge"],
-        "TargetCapacity": 3,
-        "TargetCapacityUnitType": "units",
-        "SingleAvailabilityZone": True,
-        "RegionNames": ["us-east-1"],
-    }
-
-
-def test_a_better_zone_is_named(aws: FakeAws) -> None:
-    scores(aws, use1_az6=9, use1_az2=2)
-    row = only(check_spot_score(context()))
-    assert (row.level, row.value) == ("warning", 2)
-    assert row.text.endswith("in use1-az2; use1-az6 has 9")
-    assert row.next_step == "pulumi config set gpufleet:zoneId use1-az6"
-
-
-def test_a_fleet_of_lone_nodes_is_scored_by_region(aws: FakeAws) -> None:
-    aws.answers["GetSpotPlacementScores"] = {"SpotPlacementScores": [{"Region": "us-east-1", "Score": 8}]}
-    row = only(check_spot_score(context(mode="workers")))
-    assert (row.level, row.text) == ("ok", "8 of 10 for 1 spot p4d.24xlarge in us-east-1")
-    assert aws.asked("GetSpotPlacementScores")[0]["SingleAvailabilityZone"] is False
-
-
-@pytest.mark.parametrize("zones", [{}, {"use1_az4": 9}])
-def test_no_score_is_unknown_and_never_made_up(aws: FakeAws, zones: dict[str, int]) -> None:
-    aws.answers["GetSpotPlacementScores"] = {"SpotPlacementScores": []}
-    if zones:
-        scores(aws, **zones)
-    row = only(check_spot_score(context()))
-    assert (row.level, row.value) == ("unknown", None)
-    assert row.text.startswith("AWS gave no score for 1 spot p4d.24xlarge in use1-az2")
-
-
-def test_a_score_off_the_scale_is_not_believed(aws: FakeAws) -> None:
-    scores(aws, use1_az2=11)
-    with pytest.raises(ValueError, match="a spot placement score of 11"):
-        list(check_spot_score(context()))
 
 
 ID = "cr-0123456789abcdef0"

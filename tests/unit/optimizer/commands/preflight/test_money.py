@@ -8,13 +8,14 @@ import pytest
 
 from optimizer.commands.preflight.money import check_prices
 from optimizer.contract.plan import FleetPlan
-from tests.plans import sample_plan
+from tests.plans import SPOT_P4D, sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
 from tests.unit.optimizer.commands.preflight.account import (
     DENIED_EC2,
     FakeAws,
     aws,
     context,
+    only,
     spot_price,
 )
 
@@ -43,6 +44,12 @@ def test_a_price_that_rose_is_a_warning(aws: FakeAws, today: str, level: str, ch
     assert (row.check, row.level, row.value, row.limit) == (SPOT, level, float(today), 10.0)
     assert row.text.startswith(f"{float(today):.4f} USD an hour (spot in use1-az2), and the plan has 10.0000 (test")
     assert row.text.endswith(change)
+
+
+def test_a_negotiated_price_holds_whatever_the_list_says(aws: FakeAws) -> None:
+    quoted = [{**price, "source": "quote: EDP 2026-17"} for price in SPOT_P4D["prices"]]
+    row = only(check_prices(context(sample_plan(prices=quoted))))
+    assert (row.check, row.level) == ("budget", "ok") and not aws.calls
 
 
 def test_a_lone_node_pays_its_cheapest_zones_price(aws: FakeAws) -> None:
