@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from bootstrap.contract.codec import FormatError, as_key, from_json, parse_json
 from bootstrap.contract.shared_ceiling import SharedCeiling
+from bootstrap.contract.timings import ENDING, TICK
 
 # The function's variable with the object's URI. Variables have 4 KB together, less than eight places need:
 # https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html
@@ -132,6 +133,11 @@ class ControllerSettings:
         """Price of a node with its volume, USD per hour; the dearest known price for an unknown type."""
         by_type = self.prices.get(lifecycle, {})
         return by_type.get(instance_type, self.dearest_usd_per_hour) + self.volume_usd_per_node_hour
+
+    @property
+    def ending(self) -> timedelta:
+        """Time until all nodes have ended where the next tick ends them."""
+        return timedelta(seconds=self.drain_s) + ENDING + TICK
 
     @property
     def adaptive(self) -> bool:

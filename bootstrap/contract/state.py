@@ -31,7 +31,7 @@ from bootstrap.contract.settings import Lifecycle
 from bootstrap.contract.timings import SILENT
 
 FILE = "state.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Ended = Literal["stopped", "done", "failed", "unfit", "over-budget", "block-ended"]
 Phase = Literal["waiting", "starting", "running", "draining", "paused", Ended]
@@ -51,8 +51,8 @@ class MeteredInstance:
     ended_at: datetime | None = None  # end of billing
     metered_until: datetime  # time of spent_usd
     lifecycle: Lifecycle
-    usd_per_hour: float  # node and volume
-    spent_usd: float
+    usd_per_hour: float = 0.0  # node and volume
+    spent_usd: float = 0.0
     served: bool = False  # was ever in service
     interrupted: bool = False  # EC2 took it back
     maintenance_at: datetime | None = None  # EC2 ends or restarts it then
@@ -123,9 +123,8 @@ class ControllerState:
     earlier_usd: float = 0.0  # by earlier jobs; not in spent_usd
     nodes: NodeCounts = field(default_factory=NodeCounts)
     attempts: int = 0  # since a gang last held
-    attempt_started_at: datetime | None = None
     next_attempt_at: datetime | None = None
-    incomplete_since: datetime | None = None  # some nodes are in service
+    incomplete_since: datetime | None = None  # the gang lacks nodes; of a start, when they were asked for
     complete_since: datetime | None = None  # all nodes are in service
     refused_since: datetime | None = None  # AWS refused nodes that the gang lacks, and none has come since
     on_demand: bool = False  # in place of spot nodes that did not come

@@ -52,10 +52,9 @@ def count_refusal(
     tick: Tick, found: Mapping[str, PoolEvents], place: Place, answer: LaunchAnswer
 ) -> dict[str, PoolEvents]:
     """Return the events with a place's refusal."""
-    error, pools = answer.error, dict(found)
-    assert error
-    pool = _pool(tick, tick.settings.zones.get(error.subnet, ""), place.instance_type, place.purchase)
-    if pool and is_pool_empty(error.code):
+    pools = dict(found)
+    pool = _pool(tick, tick.settings.zones.get(answer.subnet, ""), place.instance_type, place.purchase)
+    if pool and is_pool_empty(answer.code):
         events = _events(tick, pools, pool)
         pools[pool] = replace(_empty(events, tick.now), refused=events.refused + 1)
     if pool and answer.ids:

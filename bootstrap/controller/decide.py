@@ -11,15 +11,15 @@ from datetime import datetime
 
 from bootstrap.contract.codec import time_text
 from bootstrap.contract.ending import GiveBack
+from bootstrap.contract.request import merge_spends
 from bootstrap.contract.settings import ControllerSettings
-from bootstrap.contract.state import UP, ControllerState, Phase
+from bootstrap.contract.state import ENDED, UP, ControllerState, Phase
 from bootstrap.controller.actions import GroupAction, choose_actions
 from bootstrap.controller.capacity import count_events
 from bootstrap.controller.meter import count_nodes, update_instances
 from bootstrap.controller.observation import LaunchAnswer, Observation, Tick
 from bootstrap.controller.phases import next_phase, plan_launch, take_in
 from bootstrap.controller.places import count_progress
-from bootstrap.controller.runs import add_elsewhere, change_run, first_state, obey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +34,15 @@ class Decision:
 def decide(settings: ControllerSettings, before: ControllerState | None, seen: Observation, now: datetime) -> Decision:
     """Apply all rules; ``before`` is None on the first tick."""
     tick = Tick(settings=settings, seen=seen, now=now)
-    state = add_elsewhere(tick, change_run(tick, count_progress(tick, before or first_state(tick))))
+    state = _change_run(tick, count_progress(tick, before or _first_state(tick)))
     since = time_text(seen.created_at or now)
-    state = replace(state, meter=state.meter or f"{settings.region}/{settings.stack} since {since}")
+    state = replace(
+        state,
+        meter=state.meter or f"{settings.region}/{settings.stack} since {since}",
+        elsewhere=merge_spends(state.elsewhere, seen.request.elsewhere if seen.request else {}),
+    )
     counted = update_instances(tick, state)
-    state, changes = _settle(tick, obey(tick, replace(counted, capacity=count_events(tick, before, counted))))
+    state, changes = _settle(tick, _obey(tick, replace(counted, capacity=count_events(tick, before, counted))))
     place = tick.place_name(state)
     desired = sum(group.desired for group in tick.groups(place))
     state = replace(
@@ -62,7 +66,7 @@ def take_answer(
     place = state.launch.place
     tick = Tick(settings=settings, seen=seen, now=now)
     state, changes = _settle(tick, take_in(tick, state, answer))
-    given_back = answer.ids if answer.error else ()
+    given_back = answer.ids if answer.message else ()
     actions = tuple(GroupAction(place, GiveBack(instance_id=key)) for key in given_back)
     return Decision(state=state, actions=actions, changes=changes)
 
@@ -70,7 +74,7 @@ def take_answer(
 def _settle(tick: Tick, state: ControllerState) -> tuple[ControllerState, tuple[tuple[Phase, str], ...]]:
     """Move the run on as far as it goes."""
     changes: list[tuple[Phase, str]] = []
-    while (following := next_phase(tick, state)) is not state:
+    while (following := next_phase(tick, state)) != state:
         if (following.phase, following.reason) != (state.phase, state.reason):
             changes.append((following.phase, following.reason))
         state = following
@@ -80,4 +84,84 @@ def _settle(tick: Tick, state: ControllerState) -> tuple[ControllerState, tuple[
 def end_all(settings: ControllerSettings, seen: Observation, now: datetime) -> tuple[GroupAction, ...]:
     """Choose the actions that end every node with a checkpoint, where spend is unknown."""
     tick = Tick(settings=settings, seen=seen, now=now)
-    return tuple(choose_actions(tick, replace(first_state(tick), phase="failed")))
+    return tuple(choose_actions(tick, replace(_first_state(tick), phase="failed")))
+
+
+def _first_state(tick: Tick) -> ControllerState:
+    """Return the state before the first tick, metered from when the group was made."""
+    born = min(tick.seen.created_at or tick.now, tick.now)
+    return ControllerState(
+        run_id=tick.settings.run_id,
+        job=tick.settings.job,
+        phase="waiting",
+        reason="the first tick",
+        since=tick.now,
+        run_started_at=born,
+        updated_at=born,
+    )
+
+
+def _change_run(tick: Tick, state: ControllerState) -> ControllerState:
+    """Begin the run of the settings, where it is another."""
+    settings = tick.settings
+    if state.job != settings.job:
+        # Instances of the old job are charged to their end.
+        state = replace(state, job=settings.job, earlier_usd=state.total_usd, spent_usd=0.0)
+    if state.run_id == settings.run_id:
+        return state
+    reason = f"run {settings.run_id} follows run {state.run_id}"
+    state = _begin(tick, replace(state, run_id=settings.run_id, place=None))
+    if settings.mode == "workers" and state.phase not in ENDED:
+        # The group replaces workers one after another.
+        return state
+    if tick.seen.members:
+        # Nodes of two versions never train together.
+        return state.with_phase("draining", reason, tick.now, after="waiting")
+    return state.with_phase("waiting", reason, tick.now)
+
+
+def _obey(tick: Tick, state: ControllerState) -> ControllerState:
+    """Take in a new request to run; ``ends.must_end`` looks at one to stop."""
+    request, before = tick.seen.request, state.request
+    if request == before:
+        return state
+    state = replace(state, request=request)
+    if request is None or request.want != "run" or request.is_same_ask(before):
+        return state
+    state = _run(tick, state, f"{request.by} asked to go on")
+    if request.begun_at is None:
+        return state
+    return replace(state, run_started_at=request.begun_at, progress=request.progress)
+
+
+def _run(tick: Tick, state: ControllerState, reason: str) -> ControllerState:
+    desired = sum(group.desired for group in tick.groups(tick.place_name(state)))
+    if state.phase in UP and tick.seen.groups and desired == 0 < state.desired_seen:
+        # Asked during an outage, after the nodes had ended themselves.
+        return replace(state, desired_seen=0).with_phase("waiting", reason, tick.now)
+    paused = state.after if state.phase == "draining" else state.phase
+    if paused in ENDED:
+        state = _begin(tick, state)
+    elif paused != "paused":
+        return state
+    if state.phase == "draining":
+        return replace(state, after="waiting", reason=reason)
+    return state.with_phase("waiting", reason, tick.now)
+
+
+def _begin(tick: Tick, state: ControllerState) -> ControllerState:
+    return replace(
+        state,
+        # Old reports do not count; reported_at stays, so that they are not read again.
+        instances={key: replace(instance, report=None) for key, instance in state.instances.items()},
+        run_started_at=tick.now,
+        attempts=0,
+        on_demand=False,
+        next_place=None,
+        progress=0.0,
+        done_steps=None,
+        unfit_nodes=0,
+        failed_launches=0,
+        interruptions=0,
+        last_failure="",
+    )

@@ -6,11 +6,11 @@ import math
 from collections.abc import Collection
 from datetime import timedelta
 
-from bootstrap.contract.report import EXIT_AT_FAULT, NodeReport
+from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.shared_ceiling import StackRow
 from bootstrap.contract.state import UP, ControllerState, Phase
-from bootstrap.contract.timings import BOOT, ENDING, TICK
+from bootstrap.contract.timings import BOOT
 from bootstrap.contract.words import counted
 from bootstrap.controller.actions import wanted_places
 from bootstrap.controller.meter import hours
@@ -63,31 +63,20 @@ def _reported_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | Non
         report = tick.seen.reports.get(key)
         # A worker may fail alone, but not with the status that all would end with.
         if instance.report == "gave-up" and (is_gang or (report and report.exit_status == EXIT_AT_FAULT)):
-            return "failed", f"{key} gave up: {_reason(key, report)} of the stack's log group, then `gpufleet resume`"
+            why, stream = "the training command failed again and again", f"train/{key}"
+            if report and report.step:
+                why, stream = f"the set-up's {report.step} fails as on any other node", f"node-init/{key}"
+            elif report and report.exit_status == EXIT_AT_FAULT:
+                why = "the training command cannot run with its settings, or its memory; what to change is at the end"
+            see = f"see the log stream {stream} of the stack's log group, then `gpufleet resume`"
+            return "failed", f"{key} gave up: {why}; {see}"
     if not is_gang:
         return None
     instances = state.instances.values()
     done = [instance.reported_at for instance in instances if instance.report == "done" and instance.reported_at]
-    if len(done) >= node_count:
-        return (
-            "done",
-            f"the training command ended well on {'the node' if node_count == 1 else f'all {node_count} nodes'}",
-        )
-    if done and tick.now - min(done) >= DONE_GRACE:
-        return "done", f"the training command ended well on {len(done)} of {node_count} nodes"
+    if len(done) >= node_count or (done and tick.now - min(done) >= DONE_GRACE):
+        return "done", f"the training command ended well on {len(done)} of {counted(node_count, 'node')}"
     return None
-
-
-def _reason(key: str, report: NodeReport | None) -> str:
-    """Reason of a node that gave up, up to the log stream that says more."""
-    if report and report.step:
-        return f"the set-up's {report.step} fails as on any other node; see the log stream node-init/{key}"
-    if report and report.exit_status == EXIT_AT_FAULT:
-        return (
-            "the training command cannot run with its settings, or its memory; what to change is at the end of the log "
-            f"stream train/{key}"
-        )
-    return f"the training command failed again and again; see the log stream train/{key}"
 
 
 def over_budget(tick: Tick, state: ControllerState) -> str | None:
@@ -99,7 +88,7 @@ def over_budget(tick: Tick, state: ControllerState) -> str | None:
         ceilings.append((settings.shared.usd, state.total_usd + others_usd, "gpufleet:sharedCeiling"))
     # All missing nodes may come before the next tick.
     rate = state.usd_per_hour + _missing_usd_per_hour(tick, state)
-    reserve = _reserve(settings)
+    reserve = settings.ending
     # The plan's budget pays the first start; a further start must leave money for more than its boot.
     if state.phase in ("waiting", "over-budget") and (state.instances or state.ended_usd or state.elsewhere):
         reserve += BOOT
@@ -113,37 +102,33 @@ def over_budget(tick: Tick, state: ControllerState) -> str | None:
     return None
 
 
-def _reserve(settings: ControllerSettings) -> timedelta:
-    """Return the time until all nodes have ended where the next tick ends them."""
-    return timedelta(seconds=settings.drain_s) + ENDING + TICK
-
-
 def stack_row(tick: Tick, state: ControllerState) -> StackRow:
     """Return the stack's row under the shared ceiling: no more nodes come before it is written again."""
     rate = state.usd_per_hour + (_missing_usd_per_hour(tick, state) if state.phase in UP else 0.0)
-    return StackRow(usd=state.total_usd, usd_per_hour=rate, end_s=_reserve(tick.settings).total_seconds(), at=tick.now)
+    return StackRow(usd=state.total_usd, usd_per_hour=rate, end_s=tick.settings.ending.total_seconds(), at=tick.now)
 
 
 def _missing_usd_per_hour(tick: Tick, state: ControllerState) -> float:
-    settings = tick.settings
+    """Price the nodes that may come before the next tick, beside the members of the groups."""
+    settings, total = tick.settings, 0.0
     if state.phase in ("paused", "draining"):
-        return 0.0
-    if wanted := wanted_places(tick, state):
-        return sum(_lacking_usd_per_hour(tick, state, name, tick.groups(name)) for name in wanted)
-    name = state.next_place.name if state.next_place else ""
-    if name not in settings.places:
-        # The cheapest place that the next start can choose.
-        name = min(tick.open_places(state) or settings.places, key=lambda place: settings.places[place].usd_per_hour)
-    return _lacking_usd_per_hour(tick, state, name, tick.seen.groups.values())
-
-
-def _lacking_usd_per_hour(tick: Tick, state: ControllerState, name: str, groups: Collection[AutoScalingGroup]) -> float:
-    """Return the price of the nodes that a place may get before the next tick, beside the members of ``groups``."""
-    settings = tick.settings
-    # A detached node is no member: another may come beside it.
-    members = {member.instance_id for group in groups for member in group.members}
-    leaving = {key for group in groups for key in group.leaving}
-    staying = sum(instance.ended_at is None and key in members - leaving for key, instance in state.instances.items())
-    # The stack's own unused reservation is in usd_per_hour already.
-    price = 0.0 if settings.reserved_nodes else settings.places[name].dearest_usd_per_hour
-    return max(0, settings.node_count - staying) * (price + settings.volume_usd_per_node_hour)
+        return total
+    lacking: list[tuple[str, Collection[AutoScalingGroup]]] = [
+        (name, tick.groups(name)) for name in wanted_places(tick, state)
+    ]
+    if not lacking:
+        name = state.next_place.name if state.next_place else ""
+        if name not in settings.places:
+            # The cheapest place that the next start can choose.
+            name = min(
+                tick.open_places(state) or settings.places, key=lambda place: settings.places[place].usd_per_hour
+            )
+        lacking = [(name, tick.seen.groups.values())]
+    alive = {key for key, instance in state.instances.items() if instance.ended_at is None}
+    for name, groups in lacking:
+        # A detached node is no member: another may come beside it.
+        staying = {key for group in groups for key in group.staying(())} & alive
+        # The stack's own unused reservation is in usd_per_hour already.
+        usd = 0.0 if settings.reserved_nodes else settings.places[name].dearest_usd_per_hour
+        total += max(0, settings.node_count - len(staying)) * (usd + settings.volume_usd_per_node_hour)
+    return total

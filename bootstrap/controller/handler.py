@@ -134,7 +134,7 @@ def _launch(
             break
         if answer is None:
             break
-        log("launch", **to_json(asked), came=len(answer.ids), error=answer.error and to_json(answer.error))
+        log("launch", **to_json(asked), **to_json(answer))
         decision = take_answer(settings, seen, now, state, answer)
         # A part of a gang ends first: should the write fail, the next tick asks with the same token.
         failures += _act(clients, settings, decision.actions)

@@ -10,6 +10,7 @@ policies move.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -19,7 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import LaunchRequest
 from bootstrap.controller.clients import Clients, error_code
-from bootstrap.controller.observation import LaunchAnswer, LaunchError
+from bootstrap.controller.observation import LaunchAnswer
 
 # Nodes a call (the first page above).
 MOST_NODES = 100
@@ -93,8 +94,7 @@ def launch(clients: Clients, settings: ControllerSettings, request: LaunchReques
     """
     if not hasattr(clients.launching, "launch_instances"):
         raise OldBotocoreError(version=botocore.__version__)
-    launched: list[str] = []
-    error: LaunchError | None = None
+    launched, part = list[str](), LaunchAnswer(ids=())
     place, nodes, first = settings.places[request.place], request.nodes, request.first
     # By group: launched nodes below which it is not asked, and nodes with which it is done.
     asks = [(key, 0, nodes if key == request.place else first) for key in settings.keys_of(request.place)]
@@ -103,40 +103,42 @@ def launch(clients: Clients, settings: ControllerSettings, request: LaunchReques
         rest = nodes - first
         asks = [(request.place, 0, rest), (asks[0][0], rest, nodes), (request.place, rest, nodes)]
     for (key, least, wanted), (number, subnet) in product(asks, enumerate(place.subnets.split(","))):
-        group = settings.group_of(key)
         if len(launched) < least:
             break
-        while (missing := wanted - len(launched)) > 0:
+        group = settings.group_of(key)
+        while (missing := min(wanted - len(launched), MOST_NODES)) > 0:
             token = f"{request.asked_at.timestamp():.0f}-{group}-{number}-{len(launched)}"
-            try:
-                answer: Any = clients.launching.launch_instances(
-                    AutoScalingGroupName=group,
-                    RequestedCapacity=min(missing, MOST_NODES),
-                    ClientToken=token,
-                    SubnetIds=[subnet],
-                    RetryStrategy="none",
-                )
-            except ClientError as refused:
-                if error_code(refused) in _PASSING:
-                    return None
-                error = LaunchError(code=error_code(refused), message=str(refused), subnet=subnet)
+            answer = _ask(clients, group, missing, subnet, token)
+            if answer is None:
+                return None
+            part = answer
+            launched += part.ids
+            if part.message:
                 break
-            came = [key for of in answer.get("Instances", []) for key in of["InstanceIds"]]
-            launched += came
-            error = _read_error(answer, subnet, wanted=min(missing, MOST_NODES), came=len(came))
-            if error:
-                break
-        if error and error.code and not is_refusal(error.code):
+        if part.code and not is_refusal(part.code):
             break
-    return LaunchAnswer(ids=tuple(launched), error=error if len(launched) < request.nodes else None)
+    return LaunchAnswer(ids=tuple(launched)) if len(launched) >= nodes else replace(part, ids=tuple(launched))
 
 
-def _read_error(answer: Any, subnet: str, *, wanted: int, came: int) -> LaunchError | None:
-    if came >= wanted:
-        return None
-    first: Any = next(iter(answer.get("Errors", [])), {})
-    return LaunchError(
-        code=first.get("ErrorCode", ""),
-        message=first.get("ErrorMessage", "") or f"{came} of {wanted} nodes came",
-        subnet=first.get("SubnetId", "") or subnet,
+def _ask(clients: Clients, group: str, nodes: int, subnet: str, token: str) -> LaunchAnswer | None:
+    try:
+        answer: Any = clients.launching.launch_instances(
+            AutoScalingGroupName=group,
+            RequestedCapacity=nodes,
+            ClientToken=token,
+            SubnetIds=[subnet],
+            RetryStrategy="none",
+        )
+    except ClientError as refused:
+        code = error_code(refused)
+        return None if code in _PASSING else LaunchAnswer(ids=(), code=code, message=str(refused), subnet=subnet)
+    came = tuple(key for of in answer.get("Instances", []) for key in of["InstanceIds"])
+    if len(came) >= nodes:
+        return LaunchAnswer(ids=came)
+    error: Any = next(iter(answer.get("Errors", [])), {})
+    return LaunchAnswer(
+        ids=came,
+        message=error.get("ErrorMessage", "") or f"{len(came)} of {nodes} nodes came",
+        code=error.get("ErrorCode", ""),
+        subnet=error.get("SubnetId", "") or subnet,
     )

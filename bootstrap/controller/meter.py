@@ -5,7 +5,7 @@ An instance is charged from where its meter stands: a missed tick is made up for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -29,19 +29,14 @@ def hours(duration: timedelta) -> float:
     return max(0.0, duration.total_seconds()) / 3600
 
 
-def charge(
-    settings: ControllerSettings,
-    state: ControllerState,
-    machines: Iterable[Machine],
-    now: datetime,
-    created_at: datetime | None,
-) -> ControllerState:
-    """Charge every instance, the stack's own cost and its reservation up to ``now``; its groups are ``created_at``."""
-    described = {machine.instance_id: machine for machine in machines}
+def charge(tick: Tick, state: ControllerState) -> ControllerState:
+    """Charge every instance, the stack's own cost and its reservation."""
+    settings, now = tick.settings, tick.now
+    described = {machine.instance_id: machine for machine in tick.seen.machines}
     instances = {
         key: _charge_described(settings, instance, described[key], now)
         if key in described
-        else _charge_forgotten(settings, instance, created_at, now)
+        else _charge_forgotten(tick, instance)
         for key, instance in state.instances.items()
     }
     for key, machine in described.items():
@@ -50,27 +45,24 @@ def charge(
     folded = {key for key, instance in instances.items() if instance.ended_at and instance.ended_at < now - KEEP_ENDED}
     ended_usd = state.ended_usd + sum(instances[key].spent_usd for key in folded)
     kept = {key: instance for key, instance in instances.items() if key not in folded}
-    fixed_usd = state.fixed_usd + _charge_stack(settings, state, created_at, now)
+    # A stack that was destroyed and deployed again cost nothing in between.
+    since = max(state.updated_at, tick.seen.created_at or state.updated_at)
+    fixed_usd = state.fixed_usd + hours(now - since) * _stack_usd_per_hour(settings, state.instances)
     state = replace(state, instances=kept, ended_usd=ended_usd, fixed_usd=fixed_usd)
+    alive_usd = sum(instance.usd_per_hour for instance in kept.values() if instance.ended_at is None)
     elsewhere = state.counted_elsewhere
     return replace(
         state,
         spent_usd=state.total_usd - state.earlier_usd + sum(spend.usd_until(now) for spend in elsewhere),
-        usd_per_hour=usd_per_hour(settings, kept) + sum(spend.usd_per_hour for spend in elsewhere),
+        usd_per_hour=alive_usd + _stack_usd_per_hour(settings, kept) + sum(spend.usd_per_hour for spend in elsewhere),
     )
 
 
-def usd_per_hour(settings: ControllerSettings, instances: Mapping[str, MeteredInstance]) -> float:
-    """Present cost of the stack, with its own reservation's unused part, USD per hour."""
-    alive = [instance for instance in instances.values() if instance.ended_at is None]
-    nodes_usd = sum(instance.usd_per_hour for instance in alive)
-    return nodes_usd + settings.fixed_usd_per_hour + _unused_usd_per_hour(settings, len(alive))
-
-
-def _unused_usd_per_hour(settings: ControllerSettings, used: int) -> float:
+def _stack_usd_per_hour(settings: ControllerSettings, instances: Mapping[str, MeteredInstance]) -> float:
     # A reservation is billed at the on-demand price while nothing runs in it:
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-pricing-billing.html
-    return max(0, settings.reserved_nodes - used) * settings.dearest_usd_per_hour
+    unused = settings.reserved_nodes - sum(instance.ended_at is None for instance in instances.values())
+    return settings.fixed_usd_per_hour + max(0, unused) * settings.dearest_usd_per_hour
 
 
 def _start_meter(settings: ControllerSettings, machine: Machine) -> MeteredInstance:
@@ -80,8 +72,6 @@ def _start_meter(settings: ControllerSettings, machine: Machine) -> MeteredInsta
         launched_at=machine.launched_at,
         metered_until=machine.launched_at,
         lifecycle=machine.lifecycle,
-        usd_per_hour=0.0,
-        spent_usd=0.0,
     )
 
 
@@ -90,54 +80,44 @@ def _charge_described(
 ) -> MeteredInstance:
     if instance.ended_at is not None and machine.ended:
         return instance
-    volume = settings.volume_usd_per_node_hour
     price = settings.usd_per_hour(machine.lifecycle, machine.instance_type)
     if machine.instance_type not in settings.prices.get(machine.lifecycle, {}):
         # A node of the plan before may have been dearer.
         price = max(price, instance.usd_per_hour)
     if machine.usd_per_hour is not None:
-        price = machine.usd_per_hour + volume
+        price = machine.usd_per_hour + settings.volume_usd_per_node_hour
     elif settings.owned and machine.ended and instance.usd_per_hour:
         # An ended instance has left its reservation; a node that was never seen alive counts as rented.
         price = instance.usd_per_hour
-    running_until = now if machine.running else machine.until or now
-    if not machine.running:
-        running_until = max(running_until, machine.launched_at + SHORTEST)
-    # A node that a person stops costs its volume; it has a later launch time when it starts again.
-    running_from = max(instance.metered_until, machine.launched_at)
-    until = running_until if machine.ended else max(now, running_until)
-    spent = hours(running_until - running_from) * (price - volume) + hours(until - instance.metered_until) * volume
+    until = max(machine.until or now, machine.launched_at + SHORTEST) if machine.ended else now
     return replace(
-        instance,
-        launched_at=machine.launched_at,
-        ended_at=running_until if machine.ended else None,
-        metered_until=max(instance.metered_until, until),
+        _meter(instance, until, price),
+        ended_at=until if machine.ended else None,
         lifecycle=machine.lifecycle,
-        usd_per_hour=price if machine.running else volume,
-        spent_usd=instance.spent_usd + spent,
+        usd_per_hour=price,
     )
 
 
-def _charge_forgotten(
-    settings: ControllerSettings, instance: MeteredInstance, created_at: datetime | None, now: datetime
-) -> MeteredInstance:
+def _charge_forgotten(tick: Tick, instance: MeteredInstance) -> MeteredInstance:
     # EC2's answers are eventually consistent: where it describes the instance again, no gap is left.
     if instance.ended_at is not None:
         return instance
-    until = _silent_until(settings, instance.metered_until, created_at, now)
-    spent = hours(until - instance.metered_until) * instance.usd_per_hour
-    return replace(instance, ended_at=until, metered_until=until, spent_usd=instance.spent_usd + spent)
+    until = _silent_until(tick, instance.metered_until)
+    return replace(_meter(instance, until, instance.usd_per_hour), ended_at=until)
 
 
-def _silent_until(
-    settings: ControllerSettings, since: datetime, created_at: datetime | None, now: datetime
-) -> datetime:
+def _meter(instance: MeteredInstance, until: datetime, usd_per_hour: float) -> MeteredInstance:
+    spent_usd = instance.spent_usd + hours(until - instance.metered_until) * usd_per_hour
+    return replace(instance, metered_until=max(instance.metered_until, until), spent_usd=spent_usd)
+
+
+def _silent_until(tick: Tick, since: datetime) -> datetime:
     """Return when the last node of an outage can have ended: with its lease, or with a group that was deleted.
 
     Workers may outlive it: Auto Scaling keeps the group's least size, and policies start nodes.
     """
-    lease = LEASE + LEASE_ACTS + timedelta(seconds=settings.drain_s)
-    until = min(now, since + lease) if settings.mode == "training" else now
+    lease, created_at = LEASE + LEASE_ACTS + timedelta(seconds=tick.settings.drain_s), tick.seen.created_at
+    until = min(tick.now, since + lease) if tick.settings.mode == "training" else tick.now
     return min(until, created_at) if created_at and created_at > since else until
 
 
@@ -150,16 +130,7 @@ def _unseen_usd(tick: Tick, state: ControllerState) -> float:
     lived |= {machine.instance_id for machine in seen.machines}.difference(state.instances)
     unseen = max(0, settings.node_count * (2 if state.beside else 1) - len(lived))
     usd = settings.dearest_usd_per_hour + settings.volume_usd_per_node_hour
-    return unseen * usd * hours(_silent_until(settings, since, seen.created_at, tick.now) - since)
-
-
-def _charge_stack(
-    settings: ControllerSettings, state: ControllerState, created_at: datetime | None, now: datetime
-) -> float:
-    # A stack that was destroyed and deployed again cost nothing in between.
-    since = max(state.updated_at, created_at) if created_at else state.updated_at
-    used = sum(instance.ended_at is None for instance in state.instances.values())
-    return hours(now - since) * (settings.fixed_usd_per_hour + _unused_usd_per_hour(settings, used))
+    return unseen * usd * hours(_silent_until(tick, since) - since)
 
 
 def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
@@ -167,7 +138,7 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
     settings, seen, now, before = tick.settings, tick.seen, tick.now, state.instances
     is_after_outage = now - state.updated_at > LEASE
     state = replace(state, ended_usd=state.ended_usd + _unseen_usd(tick, state))
-    state = charge(settings, state, seen.machines, now, seen.created_at)
+    state = charge(tick, state)
     in_service = {key for group in seen.groups.values() for key in group.in_service}
     leaving = {key for group in seen.groups.values() for key in group.in_state(LEAVING)}
     interrupted = seen.interrupted | {machine.instance_id for machine in seen.machines if machine.reclaimed}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from bootstrap.contract.ending import IN_SERVICE, Member
 from bootstrap.contract.report import NodeReport
@@ -12,7 +12,7 @@ from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings, Lifecycle, OpeningHours, Place
 from bootstrap.contract.shared_ceiling import StackRow
 from bootstrap.contract.state import ControllerState
-from bootstrap.contract.timings import BLOCK_TAIL, ENDING, TICK
+from bootstrap.contract.timings import BLOCK_TAIL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +49,13 @@ class AutoScalingGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """An instance of EC2, stopped where it neither runs nor has ended."""
+    """An instance of EC2; a stopped one has not ended."""
 
     instance_id: str
     instance_type: str
     lifecycle: Lifecycle
     launched_at: datetime
-    running: bool  # hours are billed
-    ended: bool  # never comes back
+    ended: bool
     until: datetime | None  # end of billing, where EC2 says it
     reclaimed: bool = False  # EC2 took it back
     launch_fault: str = ""  # why EC2 ended it at its launch
@@ -65,20 +64,13 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchError:
-    """Why AWS launched fewer nodes than were asked for (``launches.py`` classifies the codes)."""
-
-    code: str
-    message: str
-    subnet: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchAnswer:
-    """AWS's answer to the state's request for nodes; all came where there is no error."""
+    """AWS's answer to the state's request for nodes (``launches.py`` classifies the codes)."""
 
     ids: tuple[str, ...]  # of the launched instances
-    error: LaunchError | None = None
+    message: str = ""  # why fewer came than were asked for; empty: all came
+    code: str = ""
+    subnet: str = ""  # in which they lack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +113,7 @@ class Tick:
     @property
     def hours_ahead(self) -> dict[str, OpeningHours]:
         """Opening hours that are not over, by place: all is saved before EC2 ends a block's nodes."""
-        reserve = BLOCK_TAIL + timedelta(seconds=self.settings.drain_s) + ENDING + TICK
+        reserve = BLOCK_TAIL + self.settings.ending
         return {name: times for name, times in self.settings.opening_hours.items() if self.now < times.end - reserve}
 
     def open_places(self, state: ControllerState) -> dict[str, Place]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from bootstrap.contract.ending import Member
@@ -35,7 +36,7 @@ PROVEN = timedelta(minutes=30)
 
 
 def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
-    """Return the state one phase on, or the same object."""
+    """Return the state one phase on, or an equal one."""
     now = tick.now
     if state.phase in ENDED:
         return _revive(tick, state)
@@ -46,16 +47,15 @@ def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
     if end and state.phase in PAUSES:
         return state.with_phase(*end, now)
     if end and state.phase in UP:
-        return _leave(tick, state).with_phase("draining", end[1], now, after=end[0])
+        return _drain(tick, state, end[1], after=end[0])
     if state.phase == "draining":
         # Now, not after the drain: the state keeps only the last tick's ceiling.
         if state.after == "over-budget" and not end and is_ceiling_raised(tick.settings, state):
             return replace(state, after="waiting", reason="the ceiling was raised")
-        if _members_but_of(tick, *wanted_places(tick, state)):
+        if _members_but_of(tick, wanted_places(tick, state)):
             return state
         assert state.after is not None
-        waits = {"next_attempt_at": state.next_attempt_at, "next_place": state.next_place, "beside": state.beside}
-        return state.with_phase(state.after, state.reason, now, **waits)
+        return replace(state, phase=state.after, after=None, since=now)
     if state.phase == "waiting":
         return _start(tick, state)
     if state.phase == "paused":
@@ -63,11 +63,10 @@ def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
         raised = next((place for place in places if any(group.desired for group in tick.groups(place))), "")
         if not raised:
             return state
-        state = state.with_phase("waiting", "the group's desired size was raised from 0", now)
-        end = must_end(tick, state)
         # The group's members are the gang's first.
         adopted = ChosenPlace(name=raised, why="its size was raised")
-        return state.with_phase(*end, now) if end else _start(tick, state, adopted=adopted)
+        changes = {"next_place": adopted, "beside": adopted, "round_started_at": now}
+        return state.with_phase("waiting", "the group's desired size was raised from 0", now, **changes)
     if tick.settings.mode == "workers":
         # "starting": the nodes were a gang before.
         return state if state.phase == "running" else state.with_phase("running", "workers from now on", now)
@@ -97,23 +96,22 @@ def plan_launch(tick: Tick, state: ControllerState) -> ControllerState:
 def take_in(tick: Tick, state: ControllerState, answer: LaunchAnswer) -> ControllerState:
     """Take in AWS's answer to the state's request: all nodes came, or the gang lacks them."""
     assert state.launch
-    name, error, now = state.launch.place, answer.error, tick.now
+    name, now = state.launch.place, tick.now
     place = tick.settings.places[name]
-    told = f"{error.code}: {error.message}"[:500] if error else f"{counted(state.launch.nodes, 'node')} came"
+    told = f"{answer.code}: {answer.message}"[:500] if answer.message else f"{counted(state.launch.nodes, 'node')} came"
     answers = {key: known for key, known in state.answers.items() if key in tick.settings.places}
     answers[name] = PlaceAnswer(asked_at=now, answer=told, usd_per_hour=place.usd_per_hour)
     state = replace(state, launch=None, answers=answers)
-    if error is None:
+    if not answer.message:
         return state
     given_back = {
         key: MeteredInstance(
             instance_type=place.instance_type,
-            zone_id=tick.settings.zones.get(error.subnet, ""),
+            zone_id=tick.settings.zones.get(answer.subnet, ""),
             launched_at=now,
             metered_until=now,
             lifecycle=place.purchase,
             usd_per_hour=tick.settings.usd_per_hour(place.purchase, place.instance_type),
-            spent_usd=0.0,
             given_back=True,
         )
         for key in answer.ids
@@ -128,7 +126,7 @@ def take_in(tick: Tick, state: ControllerState, answer: LaunchAnswer) -> Control
     if state.beside and state.beside.name == name:
         return _give_up_beside(tick, state)
     staying = tick.staying(tick.place_name(state))
-    is_refused = is_refusal(error.code) or staying
+    is_refused = is_refusal(answer.code) or staying
     state = replace(state, refused_since=state.refused_since or (now if is_refused else None))
     # Reserved capacity is paid anyway, and a node that ends holds its slot for a while:
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-launch.html
@@ -138,59 +136,47 @@ def take_in(tick: Tick, state: ControllerState, answer: LaunchAnswer) -> Control
 
 
 def _revive(tick: Tick, state: ControllerState) -> ControllerState:
-    request = tick.seen.request
-    reason = ""
+    request, reason = tick.seen.request, ""
     if state.phase == "stopped" and (request is None or request.want == "run"):
-        return state.with_phase("waiting", "the request to stop is gone", tick.now)
-    if state.phase == "over-budget" and is_ceiling_raised(tick.settings, state):
+        reason = "the request to stop is gone"
+    elif state.phase == "over-budget" and is_ceiling_raised(tick.settings, state):
         reason = "the ceiling was raised"
     elif state.phase == "block-ended":
         reason = "the plan has another Capacity Block, or needs none"
     return state.with_phase("waiting", reason, tick.now) if reason and not must_end(tick, state) else state
 
 
-def _start(tick: Tick, state: ControllerState, *, adopted: ChosenPlace | None = None) -> ControllerState:
-    # ``adopted`` is the place whose members are the gang's first.
+def _start(tick: Tick, state: ControllerState) -> ControllerState:
     settings, now, count = tick.settings, tick.now, tick.settings.node_count
     places = tick.open_places(state)
     if not places:
         start = min(times.start for times in tick.hours_ahead.values())
-        return _wait(state, f"the Capacity Block begins at {start:%Y-%m-%d %H:%M} UTC")
-    kept = adopted or state.beside
-    if others := _members_but_of(tick, *([kept.name] if kept else [])):
-        return _wait(state, f"{counted(len(others), 'node of before is', 'nodes of before are')} still ending")
+        return replace(state, reason=f"the Capacity Block begins at {start:%Y-%m-%d %H:%M} UTC")
+    if others := _members_but_of(tick, [state.beside.name] if state.beside else []):
+        reason = f"{counted(len(others), 'node of before is', 'nodes of before are')} still ending"
+        return replace(state, reason=reason)
     if state.next_attempt_at and now < state.next_attempt_at:
         return state
     goes_on = state.next_place is not None and state.next_place.name in places
     begun = state if goes_on else replace(state, round_started_at=now)
-    place = adopted or (state.next_place if goes_on else choose_place(tick, begun))
+    place = state.next_place if goes_on else choose_place(tick, begun)
     if place is None or settings.mode == "workers":
         place = ChosenPlace(name=next(iter(places)), why="the plan's own place")
     groups = tick.groups(place.name)
     if not groups:
         names = " or ".join(map(settings.group_of, settings.keys_of(place.name)))
-        return _wait(state, f"there is no group {names}: `pulumi up` makes it")
+        return replace(state, reason=f"there is no group {names}: `pulumi up` makes it")
     if settings.mode == "workers":
         return state.with_phase("running", "the scaling policies decide how many workers run", now)
     if (most := min(group.max_size for group in groups)) < count:
-        return _wait(state, f"the group's largest size is {most}, the plan has {count}: run `pulumi up`")
+        reason = f"the group's largest size is {most}, the plan has {count}: run `pulumi up`"
+        return replace(state, reason=reason)
     attempt = max(1, state.attempts) if goes_on else state.attempts + 1
-    reason = f"{counted(count, 'node')} asked for, attempt {attempt}"
-    if len(settings.places) > 1:
-        reason += f", in {place.name}: {place.why}"
+    reason = f"{counted(count, 'node')} asked for, attempt {attempt}, in {place.name}: {place.why}"
     on_demand = [settings.places[name].purchase for name in (settings.own_place, place.name)] == ["spot", "on-demand"]
-    changes: dict[str, Any] = {"attempts": attempt, "attempt_started_at": now}
-    changes |= {"incomplete_since": None, "refused_since": None, "desired_seen": 0}
+    changes: dict[str, Any] = {"attempts": attempt, "incomplete_since": now, "refused_since": None, "desired_seen": 0}
     changes |= {"place": place, "group": settings.group_of(place.name), "on_demand": on_demand}
     return begun.with_phase("starting", reason, now, **changes)
-
-
-def _all_of(count: int) -> str:
-    return "the node is" if count == 1 else f"all {count} nodes are"
-
-
-def _wait(state: ControllerState, reason: str) -> ControllerState:
-    return state if state.reason == reason else replace(state, reason=reason)
 
 
 def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
@@ -200,38 +186,36 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
         return state
     if state.group not in ("", settings.group_of(name)):
         reason = "`pulumi up` has changed the places: the nodes save, and start where the plan has them"
-        return _leave(tick, state).with_phase("draining", reason, now, after="waiting")
+        return _drain(tick, state, reason, after="waiting")
     # A person does not pause the run where the block's own schedule has set the size to 0 (infra/scaling.py).
     if name not in tick.open_places(state):
         reason = f"{name} closes: the nodes save, and the run goes on in the next place that opens"
-        return _leave(tick, state).with_phase("draining", reason, now, after="waiting")
+        return _drain(tick, state, reason, after="waiting")
     if state.desired_seen > 0 and not any(group.desired for group in groups):
         return _pause(tick, state)
     in_service = tick.in_service(name)
     if in_service >= count and state.phase == "starting":
-        reason = f"{_all_of(count)} in service"
-        if state.place and len(settings.places) > 1:
-            reason += f" in {state.place.name}: {state.place.why}"
-        changes = {"attempt_started_at": None, "incomplete_since": None, "beside": state.beside}
-        return learn(tick, state, came).with_phase("running", reason, now, **changes)
-    if state.beside and (moved := _follow_beside(tick, state)) is not state:
+        reason = f"all nodes are in service in {name}" + (f": {state.place.why}" if state.place else "")
+        state = learn(tick, replace(state, incomplete_since=None), came)
+        return state.with_phase("running", reason, now, beside=state.beside)
+    if state.beside and (moved := _follow_beside(tick, state)) != state:
         return moved
     if not state.beside and (place := leave_for(tick, state)):
         reason = f"nodes are asked for beside these, in {place.name}: {place.why}"
         return replace(state, beside=place, beside_since=now, reason=reason)
     if in_service >= count:
         if state.incomplete_since:
-            if _took_back(state, state.incomplete_since):
+            lost = [one.ended_at for one in state.instances.values() if one.interrupted and one.ended_at]
+            if lost and max(lost) >= state.incomplete_since - TICK:
                 state = learn(tick, learn(tick, state, reclaimed), came)
-            return replace(state, incomplete_since=None, reason=f"{_all_of(count)} in service again")
+            return replace(state, incomplete_since=None, reason="all nodes are in service again")
         if state.attempts and state.complete_since and now - state.complete_since >= PROVEN:
             return replace(state, attempts=0)
         return state
-    since = state.attempt_started_at if state.phase == "starting" else state.incomplete_since
-    if since is None:
+    if state.incomplete_since is None:
         return replace(state, incomplete_since=now, reason=f"{in_service} of {counted(count, 'node')} in service")
     # The window may be over before the next tick.
-    if now - since + TICK > timedelta(seconds=settings.gang_window_s):
+    if now - state.incomplete_since + TICK > timedelta(seconds=settings.gang_window_s):
         reason = f"{in_service} of {counted(count, 'node')} within {settings.gang_window_s // 60} minutes"
         return _give_back(tick, state, reason, falls_back=True)
     if state.refused_since and now - state.refused_since >= REFUSED_REPLACEMENT and not settings.is_paid(name):
@@ -244,16 +228,15 @@ def _follow_beside(tick: Tick, state: ControllerState) -> ControllerState:
     """Move the gang once all nodes beside it serve; give them up where they do not come in time."""
     assert state.beside
     assert state.beside_since
-    settings, now, name = tick.settings, tick.now, state.beside.name
-    asked_at = state.answers[name].asked_at if name in state.answers else None
-    if tick.in_service(name) >= settings.node_count:
-        reason = f"{_all_of(settings.node_count)} in service in {name}, so the gang saves and moves: {state.beside.why}"
-        changes = {"after": "waiting", "next_place": state.beside, "beside": state.beside}
-        return _leave(tick, state).with_phase("draining", reason, now, round_started_at=now, **changes)
+    settings, now, place = tick.settings, tick.now, state.beside
+    if tick.in_service(place.name) >= settings.node_count:
+        reason = f"all nodes are in service in {place.name}, so the gang saves and moves: {place.why}"
+        return _drain(tick, state, reason, after="waiting", next_place=place, beside=place, round_started_at=now)
     is_late = now - state.beside_since + TICK > timedelta(seconds=settings.gang_window_s)
     # A node that failed its set-up or tests, or was taken back: the gang works on, so nothing is asked for again.
-    has_come = asked_at is not None and state.beside_since <= asked_at < now
-    is_short = has_come and tick.staying(name) < settings.node_count
+    answer = state.answers.get(place.name)
+    has_come = answer is not None and state.beside_since <= answer.asked_at < now
+    is_short = has_come and tick.staying(place.name) < settings.node_count
     return _give_up_beside(tick, state) if is_late or is_short else state
 
 
@@ -265,39 +248,28 @@ def _give_up_beside(tick: Tick, state: ControllerState) -> ControllerState:
     return replace(learn(tick, state, refused, state.beside.name), beside=None, instances=instances)
 
 
-def _members_but_of(tick: Tick, *places: str) -> list[Member]:
+def _members_but_of(tick: Tick, places: Iterable[str]) -> list[Member]:
     kept = {key for place in places for key in tick.settings.keys_of(place)}
     return [member for key, group in tick.seen.groups.items() if key not in kept for member in group.members]
 
 
-def _lose(tick: Tick, state: ControllerState) -> ControllerState:
-    """Record that the place did not give, or did not keep, all nodes; the second call is of a refused replacement."""
-    record = state.pools.get(tick.place_name(state))
-    return learn(tick, state, reclaimed if record and record.launched_at_s is not None else refused)
-
-
-def _took_back(state: ControllerState, since: datetime) -> bool:
-    ended = [instance.ended_at for instance in state.instances.values() if instance.interrupted and instance.ended_at]
-    return any(ended_at >= since - TICK for ended_at in ended)
-
-
-def _leave(tick: Tick, state: ControllerState) -> ControllerState:
-    """Record that the run ends the nodes itself."""
-    return learn(tick, state, left) if state.phase == "running" else state
+def _drain(tick: Tick, state: ControllerState, reason: str, **changes: Any) -> ControllerState:
+    """Drain nodes that the run ends itself."""
+    state = learn(tick, state, left) if state.phase == "running" else state
+    return state.with_phase("draining", reason, tick.now, **changes)
 
 
 def _pause(tick: Tick, state: ControllerState) -> ControllerState:
     if tick.seen.created_at and tick.seen.created_at > state.updated_at:
         # `pulumi destroy` in the middle of a run, and `pulumi up`.
         return replace(state, desired_seen=0).with_phase("waiting", "the stack was deployed anew", tick.now)
-    reason = "a person set the group's size to 0"
-    silent = tick.now - state.updated_at
+    silent, reason = tick.now - state.updated_at, "a person set the group's size to 0"
     if silent > LEASE:
         reason = (
             f"the controller was silent for {hours(silent) * 60:.0f} minutes, so the nodes saved and ended "
             "themselves: see its log group, then `gpufleet resume`"
         )
-    return _leave(tick, state).with_phase("draining", reason, tick.now, after="paused")
+    return _drain(tick, state, reason, after="paused")
 
 
 def _give_back(tick: Tick, state: ControllerState, reason: str, *, falls_back: bool = False) -> ControllerState:
@@ -313,9 +285,11 @@ def _give_back(tick: Tick, state: ControllerState, reason: str, *, falls_back: b
     attempts = min(state.attempts, 2) if is_refused else state.attempts
     if settings.adaptive and (is_refused or state.phase == "running"):
         attempts = 0
-    # A gang that was complete begins another attempt.
-    is_anew, state = state.phase == "running", _lose(tick, replace(state, attempts=attempts))
-    if is_anew:
+    state, record = replace(state, attempts=attempts), state.pools.get(tick.place_name(state))
+    # The second event is of a refused replacement.
+    state = learn(tick, state, reclaimed if record and record.launched_at_s is not None else refused)
+    if state.phase == "running":
+        # A gang that was complete begins another attempt.
         attempts, state = attempts + 1, replace(state, round_started_at=now)
     place = state.beside or choose_place(tick, state, on_demand=falls_back or attempts > 1)
     changes: dict[str, Any] = {"after": "waiting", "attempts": state.attempts, "beside": state.beside}

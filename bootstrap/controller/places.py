@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from bootstrap.contract.pool_policy import Adaptive, Delays, Mode, RunView, may_launch, must_buy
 from bootstrap.contract.pools import PoolRecord
@@ -21,7 +21,7 @@ from bootstrap.controller.launches import named_zones
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
 
-# No nodes that work are given up for a place that refused less long ago: about a gang's boot.
+# No running nodes are given up for a place that refused less long ago: about a gang's boot.
 _EMPTY = timedelta(minutes=30)
 _NAMED = ", in a zone that EC2 names"
 
@@ -62,70 +62,63 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
 
     ``state`` has the records of all launches so far; with ``on_demand`` spot has been waited for long enough.
     """
-    places = tick.open_places(state)
+    settings, own, places = tick.settings, tick.settings.own_place, tick.open_places(state)
     ready = {
         name: place
         for name, place in places.items()
-        if not _has_just_refused(state, name) and _is_payable(tick, state, name)
+        if not _has_refused_since(state, name, state.round_started_at) and _is_payable(tick, state, name)
     }
-    own = tick.settings.own_place
-    spot = buying(places, "spot")
-    demand = buying(ready, "on-demand")
+    spot, demand = buying(places, "spot"), buying(ready, "on-demand")
     view = view_run(tick, replace(state, phase="waiting"))
-    if tick.settings.adaptive and demand and not may_launch(view):
-        return ChosenPlace(name=_cheapest(tick, state, demand), why=_why_now(view))
-    # An adaptive gang leaves spot in time.
-    in_time = {
-        name: place for name, place in spot.items() if tick.settings.adaptive or not _is_late(tick, state, place)
-    }
+    if settings.adaptive and demand and not may_launch(view):
+        return _cheapest(tick, state, demand, _why_now(view))
     # The user took the plan; only a spot place has rivals once launches have told something.
     if own in ready and not (state.pools and own in spot):
         return ChosenPlace(name=own, why="the plan's own place")
-    if best := _best_spot(tick, state, view, {name: place for name, place in in_time.items() if name in ready}):
+    # An adaptive gang leaves spot in time, and without on-demand places nothing is sooner.
+    if not settings.adaptive and buying(settings.places, "on-demand"):
+        spot = {name: place for name, place in spot.items() if not _is_late(tick, state, place)}
+    in_time = {name: place for name, place in spot.items() if name in ready}
+    if best := _best_spot(tick, state, view, in_time):
         return best
-    worthless = any(name in ready for name in in_time)
-    waited = on_demand or state.attempts > 1
-    reason = _why_on_demand(tick, state, view, in_time, worthless=worthless, waited=waited)
-    if demand and reason:
-        return ChosenPlace(name=_cheapest(tick, state, demand), why=reason)
-    if not buying(places, "on-demand"):
-        late = sorted((name for name in spot if name in ready), key=lambda name: spot[name].hours_p95)
-        if late:
-            return ChosenPlace(name=late[0], why="no place is sure to meet the deadline, and this one is the fastest")
-    return None
+    why = ""
+    if settings.places[own].purchase == "on-demand":
+        why = "the cheapest place that is open and has not just refused"
+    elif in_time:
+        why = "on demand, as no spot place is worth its restarts"
+    elif not spot:
+        why = f"on demand, as spot would miss the deadline at p95: {max(view.left_hours, 0.0):.1f} h are left"
+    elif settings.adaptive and view.left_hours < float("inf"):
+        if make_policy(state, spot).keep(view) is Mode.ON_DEMAND:
+            why = f"on demand, as waiting longer for spot costs more than it can save: {_left(view)}"
+    elif on_demand or state.attempts > 1:
+        why = "on demand, as no spot place gave all nodes in time"
+    return _cheapest(tick, state, demand, why) if demand and why else None
 
 
 def leave_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
     """Return the place that is asked for nodes beside those of an adaptive gang, if any; both must be payable."""
-    place = _worth_leaving_for(tick, state) if tick.settings.adaptive else None
-    return None if place is None or over_budget(tick, replace(state, beside=place)) else place
-
-
-def _worth_leaving_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
-    view, places = view_run(tick, state), tick.open_places(state)
+    if not tick.settings.adaptive:
+        return None
+    view, places, place = view_run(tick, state), tick.open_places(state), None
     ready = {
         name: place
         for name, place in places.items()
-        if not _is_empty(tick, state, name) and _is_payable(tick, state, name) and name != tick.place_name(state)
+        if name != tick.place_name(state)
+        and not _has_refused_since(state, name, tick.now - _EMPTY)
+        and _is_payable(tick, state, name)
     }
-    demand = buying(ready, "on-demand")
-    if view.mode is Mode.SPOT and must_buy(view):
-        return ChosenPlace(name=_cheapest(tick, state, demand), why=_why_now(view)) if demand else None
+    spot, demand = buying(ready, "spot"), buying(ready, "on-demand")
     # On-demand nodes that AWS has refused in this run may not come back.
     records = [state.pools.get(name) for name in buying(places, "on-demand") if view.mode is Mode.ON_DEMAND]
-    if any(record and (record.returns or record.empty_at_s) for record in records):
-        return None
-    spot = buying(ready, "spot")
-    return _best_spot(tick, state, view, spot) if make_policy(state, spot).may_leave(view) else None
+    if view.mode is Mode.SPOT and must_buy(view):
+        place = _cheapest(tick, state, demand, _why_now(view)) if demand else None
+    elif not any(record and (record.returns or record.empty_at_s) for record in records):
+        place = _best_spot(tick, state, view, spot) if make_policy(state, spot).may_leave(view) else None
+    return None if place is None or over_budget(tick, replace(state, beside=place)) else place
 
 
-def _is_empty(tick: Tick, state: ControllerState, name: str) -> bool:
-    """Return whether a place refused so lately that no running nodes are given up for it."""
-    record = state.pools.get(name)
-    return bool(record and record.empty_at_s and record.empty_at_s >= (tick.now - _EMPTY).timestamp())
-
-
-def _cheapest(tick: Tick, state: ControllerState, demand: Mapping[str, Place]) -> str:
+def _cheapest(tick: Tick, state: ControllerState, demand: Mapping[str, Place], why: str) -> ChosenPlace:
     """Return the cheapest on-demand place, one that keeps the deadline at p95 before others.
 
     At equal prices it is one that EC2 names, then the present one's zone.
@@ -137,19 +130,22 @@ def _cheapest(tick: Tick, state: ControllerState, demand: Mapping[str, Place]) -
         elsewhere = here is None or place.subnets != here.subnets
         return _is_late(tick, state, place), place.usd_per_work_hour, not _is_named(tick, state, name), elsewhere
 
-    return min(demand, key=rank)
+    return ChosenPlace(name=min(demand, key=rank), why=why)
+
+
+def _left(view: RunView[str]) -> str:
+    return f"{view.left_hours:.1f} h are left, and {view.work_hours:.1f} h of work"
 
 
 def _why_now(view: RunView[str]) -> str:
     return (
-        f"on demand, as the deadline allows no more risk: {view.left_hours:.1f} h are left, and "
-        f"{view.work_hours:.1f} h of work, {view.delays.restart_bound_hours:.1f} h of a slow launch and "
-        f"{view.delays.lost_bound_hours:.1f} h of lost work must fit"
+        f"on demand, as the deadline allows no more risk: {_left(view)}, {view.delays.restart_bound_hours:.1f} h of a "
+        f"slow launch and {view.delays.lost_bound_hours:.1f} h of lost work must fit"
     )
 
 
-def _has_just_refused(state: ControllerState, name: str) -> bool:
-    record, since = state.pools.get(name), state.round_started_at
+def _has_refused_since(state: ControllerState, name: str, since: datetime | None) -> bool:
+    record = state.pools.get(name)
     return bool(record and record.empty_at_s is not None and since and record.empty_at_s >= since.timestamp())
 
 
@@ -169,11 +165,10 @@ def _is_named(tick: Tick, state: ControllerState, name: str) -> bool:
 
 def _is_payable(tick: Tick, state: ControllerState, name: str) -> bool:
     """Return whether the ceiling pays a start, and of an alternate the rest of the run at p95."""
-    settings, place = tick.settings, tick.settings.places[name]
-    rest_usd = (1 - state.progress) * place.usd_p95
+    settings, rest_usd = tick.settings, (1 - state.progress) * tick.settings.places[name].usd_p95
     # The user took the plan's own risk.
-    most_usd = float("inf") if settings.ceiling_usd is None or name == settings.own_place else settings.ceiling_usd
-    if state.spent_usd + rest_usd > most_usd:
+    is_bound = settings.ceiling_usd is not None and name != settings.own_place
+    if is_bound and state.spent_usd + rest_usd > (settings.ceiling_usd or 0.0):
         return False
     tried = replace(state, phase="waiting", next_place=ChosenPlace(name=name, why=""))
     return over_budget(tick, tried) is None
@@ -203,43 +198,19 @@ def _best_spot(
     return None
 
 
-def _why_on_demand(
-    tick: Tick,
-    state: ControllerState,
-    view: RunView[str],
-    in_time: Mapping[str, Place],
-    *,
-    worthless: bool,
-    waited: bool,
-) -> str:
-    """Return why on-demand nodes are bought now; empty where waiting for spot is allowed."""
-    settings = tick.settings
-    if not buying(settings.places, "on-demand") or settings.places[settings.own_place].purchase == "on-demand":
-        return "the cheapest place that is open and has not just refused"
-    if worthless:
-        return "on demand, as no spot place is worth its restarts"
-    if not in_time:
-        return f"on demand, as spot would miss the deadline at p95: {max(view.left_hours, 0.0):.1f} h are left"
-    if settings.adaptive and view.left_hours < float("inf"):
-        if make_policy(state, in_time).keep(view) is not Mode.ON_DEMAND:
-            return ""
-        return (
-            f"on demand, as waiting longer for spot costs more than it can save: {view.left_hours:.1f} h are left, and "
-            f"{view.work_hours:.1f} h of work"
-        )
-    return "on demand, as no spot place gave all nodes in time" if waited else ""
-
-
 def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
     """Build the policy's view."""
     settings, now = tick.settings, tick.now
     places = settings.places
-    elapsed = hours(now - state.run_started_at)
     mode = Mode.IDLE
     if state.phase in UP:
         mode = Mode.ON_DEMAND if state.on_demand else Mode.SPOT
+    demand = buying(places, "on-demand")
     # The whole run's hours at p95 in the fastest on-demand place, else in the fastest place.
-    whole = min(place.hours_p95 for place in (buying(places, "on-demand") or places).values())
+    whole = min(place.hours_p95 for place in (demand or places).values())
+    # Prices are shares of the cheapest on-demand place's, or of the dearest place's.
+    usd = {name: place.usd_per_work_hour for name, place in places.items()}
+    reference = min((usd[name] for name in demand), default=0.0) or max(usd.values()) or 1.0
     delays = Delays.of_run(
         drain_s=settings.drain_s,
         gang_window_s=settings.gang_window_s,
@@ -251,12 +222,12 @@ def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
     return RunView(
         delays=delays,
         now_s=now.timestamp(),
-        elapsed_hours=elapsed,
+        elapsed_hours=hours(now - state.run_started_at),
         left_hours=left_hours(tick, state),
         step_hours=hours(TICK),
         work_hours=(1 - state.progress) * whole + unsaved,
         whole_hours=whole,
-        prices=_work_prices(places),
+        prices={name: place_usd / reference for name, place_usd in usd.items()},
         mode=mode,
         pool=state.place.name if state.place and state.place.name in places else settings.own_place,
         # Until all nodes are in service nothing is worked.
@@ -278,10 +249,3 @@ def left_hours(tick: Tick, state: ControllerState) -> float:
 def buying(places: Mapping[str, Place], purchase: Lifecycle) -> dict[str, Place]:
     """Return the places whose nodes are bought so."""
     return {name: place for name, place in places.items() if place.purchase == purchase}
-
-
-def _work_prices(places: Mapping[str, Place]) -> dict[str, float]:
-    """Return each place's price as a share of the cheapest on-demand place's, or of the dearest place's."""
-    usd = {name: place.usd_per_work_hour for name, place in places.items()}
-    reference = min((usd[name] for name in buying(places, "on-demand")), default=0.0) or max(usd.values()) or 1.0
-    return {name: place_usd / reference for name, place_usd in usd.items()}

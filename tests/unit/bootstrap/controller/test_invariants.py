@@ -256,8 +256,8 @@ def test_a_part_of_a_gang_is_paid_in_no_tick_but_the_one_that_asked_for_it(
     world = World(made(make, fallback, gang_window_s=WINDOW_S))
     live(world, events, forbidden=("outage", "lost-actions"))
     for request, answer in world.asked:
-        assert answer.error is None or all(world.nodes[key].ended_at == request.asked_at for key in answer.ids)
-    refused = {key for _, answer in world.asked if answer.error for key in answer.ids}
+        assert not answer.message or all(world.nodes[key].ended_at == request.asked_at for key in answer.ids)
+    refused = {key for _, answer in world.asked if answer.message for key in answer.ids}
     state = world.tick().state
     assert {key for key, one in state.instances.items() if one.given_back} <= refused
 
@@ -300,7 +300,7 @@ def test_a_refused_gang_is_asked_for_elsewhere_in_the_same_tick(events: list[Eve
     # The three spot places refuse, then all nodes come on demand.
     assert (world.phase, len(world.in_service())) == ("running", 3)
     assert {world.nodes[key].lifecycle for key in world.in_service()} == {"on-demand"}
-    refused = [request for request, answer in world.asked[before:] if answer.error]
+    refused = [request for request, answer in world.asked[before:] if answer.message]
     assert len({request.asked_at for request in refused}) <= 2
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,8 +12,9 @@ from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
 from bootstrap.contract.timings import LEASE, LEASE_ACTS, TICK
 from bootstrap.controller.decide import decide
-from bootstrap.controller.meter import KEEP_ENDED, charge
-from bootstrap.controller.observation import AutoScalingGroup, Machine, Observation
+from bootstrap.controller.meter import KEEP_ENDED
+from bootstrap.controller.meter import charge as charge_tick
+from bootstrap.controller.observation import AutoScalingGroup, Machine, Observation, Tick
 from tests.unit.bootstrap.controller.world import OWN, START, settings
 
 HOUR = timedelta(hours=1)
@@ -26,7 +27,6 @@ def machine(**changes: Any) -> Machine:
         "instance_type": "p4d.24xlarge",
         "lifecycle": "spot",
         "launched_at": START,
-        "running": True,
         "ended": False,
         "until": None,
     }
@@ -34,11 +34,18 @@ def machine(**changes: Any) -> Machine:
 
 
 def ended(until: timedelta | None, **changes: Any) -> Machine:
-    return machine(running=False, ended=True, until=None if until is None else START + until, **changes)
+    return machine(ended=True, until=None if until is None else START + until, **changes)
 
 
-def group() -> AutoScalingGroup:
-    return AutoScalingGroup(created_at=START, desired=0, min_size=0, max_size=3, members=())
+def group(created_at: datetime = START) -> AutoScalingGroup:
+    return AutoScalingGroup(created_at=created_at, desired=0, min_size=0, max_size=3, members=())
+
+
+def charge(
+    config: ControllerSettings, state: ControllerState, machines: list[Machine], now: datetime, created_at: datetime
+) -> ControllerState:
+    seen = Observation(groups={OWN: group(created_at)}, machines=tuple(machines))
+    return charge_tick(Tick(settings=config, seen=seen, now=now), state)
 
 
 def metered(*ticks: tuple[timedelta, list[Machine]], config: ControllerSettings | None = None) -> ControllerState:
@@ -129,20 +136,6 @@ def test_a_node_of_another_lifecycle_than_the_plan_has_now_keeps_its_price() -> 
     spot_only = settings(prices={"spot": {"p4d.24xlarge": 10.0}})
     later = charge(spot_only, metered((HOUR, [bought])), [bought], START + 2 * HOUR, START)
     assert (later.spent_usd, later.usd_per_hour) == pytest.approx((60, 30))
-
-
-def test_a_stopped_node_costs_its_volume_alone() -> None:
-    config = settings(volume_usd_per_node_hour=1.0)
-    stopped = machine(running=False, until=START + HOUR)
-    again = machine(launched_at=START + 5 * HOUR)
-    for ticks, usd in (
-        ([(HOUR, [machine()])], 11),
-        ([(HOUR, [machine()]), (4 * HOUR, [stopped])], 14),
-        ([(4 * HOUR, [stopped])], 14),
-        ([(4 * HOUR, [stopped]), (6 * HOUR, [again])], 26),
-    ):
-        assert metered(*ticks, config=config).spent_usd == pytest.approx(usd)
-    assert metered((4 * HOUR, [stopped]), config=config).usd_per_hour == 1
 
 
 def test_the_stack_and_its_unused_reservation_cost_too() -> None:

@@ -20,7 +20,6 @@ from bootstrap.controller.meter import SHORTEST, hours
 from bootstrap.controller.observation import (
     AutoScalingGroup,
     LaunchAnswer,
-    LaunchError,
     Machine,
     Observation,
     Tick,
@@ -296,7 +295,6 @@ class World:
                     instance_type=node.instance_type,
                     lifecycle=node.lifecycle,
                     launched_at=node.launched_at,
-                    running=node.ended_at is None,
                     ended=node.ended_at is not None,
                     until=None if node.reclaimed else node.ended_at,
                     reclaimed=node.reclaimed,
@@ -390,8 +388,9 @@ class World:
             if group == place and len(launched) < most:
                 break
         subnet = self.config.places[request.place].subnets
-        error = LaunchError(code=self.code, message=self.message, subnet=subnet)
-        answer = LaunchAnswer(ids=tuple(launched), error=None if len(launched) == request.nodes else error)
+        answer = LaunchAnswer(ids=tuple(launched))
+        if len(launched) < request.nodes:
+            answer = replace(answer, code=self.code, message=self.message, subnet=subnet)
         self.asked.append((request, answer))
         return answer
 
