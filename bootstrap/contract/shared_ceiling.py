@@ -30,14 +30,16 @@ class StackRow:
 
     usd: float
     usd_per_hour: float
+    stack_usd_per_hour: float = 0.0  # of it, what the stack costs without a node, until it is destroyed
     end_s: float  # until the nodes have ended where the next tick ends them
     at: datetime
 
     def usd_until(self, now: datetime) -> float:
         """Return the most dollars that the stack owes: a silent controller's nodes end with their lease."""
-        silent = max(timedelta(), min(now - self.at, LEASE + LEASE_ACTS))
-        paid = silent + timedelta(seconds=self.end_s)
-        return self.usd + self.usd_per_hour * (paid / HOUR)
+        silent = max(timedelta(), now - self.at)
+        paid = min(silent, LEASE + LEASE_ACTS) + timedelta(seconds=self.end_s)
+        rest = max(timedelta(), silent - paid)
+        return self.usd + self.usd_per_hour * (paid / HOUR) + self.stack_usd_per_hour * (rest / HOUR)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

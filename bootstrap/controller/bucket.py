@@ -105,6 +105,12 @@ def load_rows(clients: Clients, settings: ControllerSettings, seen: Observation)
     bucket, key = settings.shared.bucket, settings.shared.key
     place = f"s3://{bucket}/{key}"
     text, etag = _get(clients, bucket, key, FormatError(f"{place} was deleted: bring an earlier version back"))
+    if text is None and not clients.s3.get_bucket_versioning(Bucket=bucket).get("Status"):
+        # The rows may have been there: https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetBucketVersioning.html
+        raise FormatError(
+            f"{place} does not exist, and its bucket keeps no versions, so nobody would see its deletion: "
+            f"aws s3api put-bucket-versioning --bucket {bucket} --versioning-configuration Status=Enabled"
+        )
     rows = {} if text is None else read_shared_spend(text, place).rows
     return replace(seen, rows=rows, rows_etag=etag)
 

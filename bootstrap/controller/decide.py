@@ -34,7 +34,7 @@ class Decision:
 def decide(settings: ControllerSettings, before: ControllerState | None, seen: Observation, now: datetime) -> Decision:
     """Apply all rules; ``before`` is None on the first tick."""
     tick = Tick(settings=settings, seen=seen, now=now)
-    state = _change_run(tick, count_progress(tick, before or _first_state(tick)))
+    state = _change_run(tick, count_progress(tick, before or first_state(tick)))
     since = time_text(seen.created_at or now)
     state = replace(
         state,
@@ -84,10 +84,10 @@ def _settle(tick: Tick, state: ControllerState) -> tuple[ControllerState, tuple[
 def end_all(settings: ControllerSettings, seen: Observation, now: datetime) -> tuple[GroupAction, ...]:
     """Choose the actions that end every node with a checkpoint, where spend is unknown."""
     tick = Tick(settings=settings, seen=seen, now=now)
-    return tuple(choose_actions(tick, replace(_first_state(tick), phase="failed")))
+    return tuple(choose_actions(tick, replace(first_state(tick), phase="failed")))
 
 
-def _first_state(tick: Tick) -> ControllerState:
+def first_state(tick: Tick) -> ControllerState:
     """Return the state before the first tick, metered from when the group was made."""
     born = min(tick.seen.created_at or tick.now, tick.now)
     return ControllerState(

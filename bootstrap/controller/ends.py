@@ -13,7 +13,7 @@ from bootstrap.contract.state import UP, ControllerState, Phase
 from bootstrap.contract.timings import BOOT
 from bootstrap.contract.words import counted
 from bootstrap.controller.actions import wanted_places
-from bootstrap.controller.meter import hours
+from bootstrap.controller.meter import hours, stack_usd_per_hour
 from bootstrap.controller.observation import AutoScalingGroup, Tick
 
 # From the first report "done" to the end: reports may be lost, and idle nodes are paid.
@@ -105,7 +105,13 @@ def over_budget(tick: Tick, state: ControllerState) -> str | None:
 def stack_row(tick: Tick, state: ControllerState) -> StackRow:
     """Return the stack's row under the shared ceiling: no more nodes come before it is written again."""
     rate = state.usd_per_hour + (_missing_usd_per_hour(tick, state) if state.phase in UP else 0.0)
-    return StackRow(usd=state.total_usd, usd_per_hour=rate, end_s=tick.settings.ending.total_seconds(), at=tick.now)
+    return StackRow(
+        usd=state.total_usd,
+        usd_per_hour=rate,
+        stack_usd_per_hour=stack_usd_per_hour(tick.settings, {}),
+        end_s=tick.settings.ending.total_seconds(),
+        at=tick.now,
+    )
 
 
 def _missing_usd_per_hour(tick: Tick, state: ControllerState) -> float:

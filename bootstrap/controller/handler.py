@@ -8,21 +8,23 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from bootstrap.contract.codec import to_json
+from bootstrap.contract.codec import FormatError, to_json
+from bootstrap.contract.ending import calls
 from bootstrap.contract.settings import VARIABLE, ControllerSettings
 from bootstrap.contract.state import ControllerState, NewerStateError
 from bootstrap.controller import bucket
-from bootstrap.controller.actions import GroupAction
+from bootstrap.controller.actions import GroupAction, ResumeProcesses, SetGroup
 from bootstrap.controller.bucket import ConflictError, StateError, load_settings, load_state, save_state
-from bootstrap.controller.carry_out import carry_out, publish_metrics
-from bootstrap.controller.clients import Clients, to_seconds
-from bootstrap.controller.decide import decide, end_all, take_answer
+from bootstrap.controller.clients import Clients, error_code, to_seconds
+from bootstrap.controller.decide import Decision, decide, end_all, first_state, take_answer
 from bootstrap.controller.ends import stack_row
 from bootstrap.controller.gather import delete_notices, gather
 from bootstrap.controller.launches import launch
@@ -59,115 +61,178 @@ def _clients(region: str) -> Clients:
 
 def tick(clients: Clients, settings: ControllerSettings, now: datetime) -> ControllerState:
     """Run one tick and return its state; StateError: the nodes are being ended; TickError: an action failed."""
-    now = to_seconds(now)
-    try:
-        before, etag = load_state(clients, settings)
-    except NewerStateError as error:
-        # The object ages, and the nodes' lease bounds the cost.
-        log("state-newer", reason=str(error))
-        raise
-    except StateError as error:
-        log("state-unreadable", reason=str(error))
-        seen, *_ = gather(clients, settings, None, now)
-        _act(clients, settings, end_all(settings, seen, now))
-        raise
-    observed, receipts, problems = gather(clients, settings, before, now)
-    for problem in problems:
-        log("unreadable", reason=problem)
-    for _ in range(ROW_TRIES):
-        seen = bucket.load_rows(clients, settings, observed)
-        decision = decide(settings, before, seen, now)
-        state = decision.state
-        is_kept, seen = _keep_row(clients, settings, seen, state, now)
-        if is_kept:
-            break
-    else:
-        # The other stacks count no more than a silent controller's nodes, so the state ages, too, and their lease ends.
-        _act(clients, settings, [asked for asked in decision.actions if not getattr(asked.action, "max_size", 0)])
-        raise TickError("the stack's row under the shared ceiling was not written, so no node was asked for")
-    try:
-        etag = save_state(clients, settings, state, etag)
-    except ConflictError as error:
-        log("conflict", reason=str(error))
-        return load_state(clients, settings)[0] or state
-    for phase, reason in decision.changes:
-        log("phase", phase=phase, reason=reason, run=state.run_id)
-    failures = _act(clients, settings, decision.actions)
-    state = _launch(clients, settings, seen, state, etag, now, failures)
-    try:
-        delete_notices(clients, settings, receipts)
-        publish_metrics(clients, settings, state, before)
-    except (ClientError, BotoCoreError) as error:
-        failures.append(str(error))
-        log("failed", action="publish", reason=str(error))
-    log(
-        "tick",
-        phase=state.phase,
-        reason=state.reason,
-        spent_usd=round(state.spent_usd, 4),
-        usd_per_hour=round(state.usd_per_hour, 4),
-        nodes=to_json(state.nodes),
-    )
-    if failures:
-        raise TickError("; ".join(failures))
-    return state
+    return _Run(clients=clients, settings=settings, now=to_seconds(now)).tick()
 
 
-def _launch(
-    clients: Clients,
-    settings: ControllerSettings,
-    seen: Observation,
-    state: ControllerState,
-    etag: str | None,
-    now: datetime,
-    failures: list[str],
-) -> ControllerState:
-    """Ask for the nodes of the written state, and for those of the next places while AWS refuses."""
-    until = time.monotonic() + LAUNCHES_S
-    while state.launch and time.monotonic() < until:
-        asked = state.launch
+@dataclass(kw_only=True, slots=True)
+class _Run:
+    """One tick, and what of it failed."""
+
+    clients: Clients
+    settings: ControllerSettings
+    now: datetime
+    etag: str | None = None  # of the state
+    row_error: str = ""
+    failures: list[str] = field(default_factory=list)
+
+    def tick(self) -> ControllerState:
         try:
-            answer = launch(clients, settings, asked)
-        except BotoCoreError as error:
-            log("failed", action="launch", reason=str(error))
-            failures.append(f"launch: {error}")
-            break
-        if answer is None:
-            break
-        log("launch", **to_json(asked), **to_json(answer))
-        decision = take_answer(settings, seen, now, state, answer)
-        # A part of a gang ends first: should the write fail, the next tick asks with the same token.
-        failures += _act(clients, settings, decision.actions)
-        etag, state = save_state(clients, settings, decision.state, etag), decision.state
-        for phase, reason in decision.changes:
-            log("phase", phase=phase, reason=reason, run=state.run_id)
-        is_kept, seen = _keep_row(clients, settings, seen, state, now) if state.launch else (True, seen)
-        if not is_kept:
-            break
-    return state
-
-
-def _keep_row(
-    clients: Clients, settings: ControllerSettings, seen: Observation, state: ControllerState, now: datetime
-) -> tuple[bool, Observation]:
-    """Write the stack's row under the shared ceiling; False where another stack wrote since, or S3 refuses."""
-    row = stack_row(Tick(settings=settings, seen=seen, now=now), state)
-    try:
-        return True, bucket.save_row(clients, settings, seen, state.meter, row)
-    except (ConflictError, ClientError, BotoCoreError) as error:
-        log("failed", action="row", reason=str(error))
-        return False, seen
-
-
-def _act(clients: Clients, settings: ControllerSettings, actions: Sequence[GroupAction]) -> list[str]:
-    # A failure must not keep the other actions from ending paid nodes.
-    failures = []
-    for action in actions:
-        name = type(action.action).__name__
+            before, self.etag = load_state(self.clients, self.settings)
+        except NewerStateError as error:
+            # The object ages, and the nodes' lease bounds the cost.
+            log("state-newer", reason=str(error))
+            raise
+        except StateError as error:
+            log("state-unreadable", reason=str(error))
+            seen, *_ = gather(self.clients, self.settings, None, self.now)
+            self._act(end_all(self.settings, seen, self.now))
+            raise
+        seen, receipts, problems = gather(self.clients, self.settings, before, self.now)
+        for problem in problems:
+            log("unreadable", reason=problem)
+        decision, seen = self._decide(before, seen)
         try:
-            carry_out(clients, settings, action)
-            log("action", action=name, group=action.group, **to_json(action.action))
+            self._save(decision)
+        except ConflictError as error:
+            log("conflict", reason=str(error))
+            return load_state(self.clients, self.settings)[0] or decision.state
+        self._act(decision.actions)
+        state = self._launch(seen, decision.state)
+        try:
+            delete_notices(self.clients, self.settings, receipts)
+            publish_metrics(self.clients, self.settings, state, before)
         except (ClientError, BotoCoreError) as error:
-            failures.append(f"{name}: {error}")
-            log("failed", action=name, reason=str(error))
-    return failures
+            self._fail("publish", error)
+        log(
+            "tick",
+            phase=state.phase,
+            reason=state.reason,
+            spent_usd=round(state.spent_usd, 4),
+            usd_per_hour=round(state.usd_per_hour, 4),
+            nodes=to_json(state.nodes),
+        )
+        if self.failures:
+            raise TickError("; ".join(self.failures))
+        return state
+
+    def _decide(self, before: ControllerState | None, observed: Observation) -> tuple[Decision, Observation]:
+        """Decide over the rows under the shared ceiling, and write the stack's own, before any node is asked for."""
+        try:
+            for _ in range(ROW_TRIES):
+                seen = bucket.load_rows(self.clients, self.settings, observed)
+                decision = decide(self.settings, before, seen, self.now)
+                if kept := self._keep_row(seen, decision.state):
+                    return decision, kept
+            # The other stacks count no more than a silent controller's nodes, so the state ages, too, and the lease of
+            # their nodes ends.
+            self._act([asked for asked in decision.actions if not getattr(asked.action, "max_size", 0)])
+            raise TickError(f"no node was asked for, as the stack's row was not written: {self.row_error}")
+        except (FormatError, ClientError, TickError) as error:
+            # `gpufleet status` says why, as long as no node lives, whose lease a newer state would renew.
+            if all(machine.ended for machine in observed.machines):
+                state = before or first_state(Tick(settings=self.settings, seen=observed, now=self.now))
+                state = replace(state, reason=f"gpufleet:sharedCeiling: {error}"[:500])
+                with suppress(ConflictError, ClientError, BotoCoreError):
+                    save_state(self.clients, self.settings, state, self.etag)
+            raise
+
+    def _keep_row(self, seen: Observation, state: ControllerState) -> Observation | None:
+        """Write the stack's row under the shared ceiling; None where another stack wrote since, or S3 refuses."""
+        row = stack_row(Tick(settings=self.settings, seen=seen, now=self.now), state)
+        try:
+            return bucket.save_row(self.clients, self.settings, seen, state.meter, row)
+        except (ConflictError, ClientError, BotoCoreError) as error:
+            self.row_error = str(error)
+            log("failed", action="row", reason=self.row_error)
+            return None
+
+    def _save(self, decision: Decision) -> None:
+        self.etag = save_state(self.clients, self.settings, decision.state, self.etag)
+        for phase, reason in decision.changes:
+            log("phase", phase=phase, reason=reason, run=decision.state.run_id)
+
+    def _launch(self, seen: Observation, state: ControllerState) -> ControllerState:
+        """Ask for the nodes of the written state, and for those of the next places while AWS refuses."""
+        until, kept = time.monotonic() + LAUNCHES_S, seen
+        while state.launch and kept and time.monotonic() < until:
+            try:
+                answer = launch(self.clients, self.settings, state.launch)
+            except BotoCoreError as error:
+                self._fail("launch", error)
+                break
+            if answer is None:
+                break
+            log("launch", **to_json(state.launch), **to_json(answer))
+            decision = take_answer(self.settings, kept, self.now, state, answer)
+            # A part of a gang ends first: should the write fail, the next tick asks with the same token.
+            self._act(decision.actions)
+            self._save(decision)
+            state = decision.state
+            kept = self._keep_row(kept, state) if state.launch else kept
+        return state
+
+    def _act(self, actions: Sequence[GroupAction]) -> None:
+        # A failure must not keep the other actions from ending paid nodes.
+        for asked in actions:
+            name = type(asked.action).__name__
+            try:
+                carry_out(self.clients, self.settings, asked)
+                log("action", action=name, group=asked.group, **to_json(asked.action))
+            except (ClientError, BotoCoreError) as error:
+                self._fail(name, error)
+
+    def _fail(self, action: str, error: Exception) -> None:
+        log("failed", action=action, reason=str(error))
+        self.failures.append(f"{action}: {error}")
+
+
+def carry_out(clients: Clients, settings: ControllerSettings, asked: GroupAction) -> None:
+    """Carry out an action on a group; a repetition changes nothing."""
+    group, action = settings.group_of(asked.group), asked.action
+    if isinstance(action, SetGroup):
+        values = (("MinSize", action.min_size), ("MaxSize", action.max_size), ("DesiredCapacity", action.desired))
+        sizes: Any = {name: value for name, value in values if value is not None}
+        if sizes.keys() == {"DesiredCapacity"}:
+            clients.autoscaling.set_desired_capacity(AutoScalingGroupName=group, HonorCooldown=False, **sizes)
+        else:
+            clients.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, **sizes)
+        return
+    if isinstance(action, ResumeProcesses):
+        clients.autoscaling.resume_processes(AutoScalingGroupName=group, ScalingProcesses=list(action.names))
+        return
+    for operation, parameters in calls(
+        action, group=group, launch_hook=settings.launch_hook, terminate_hook=settings.terminate_hook
+    ):
+        try:
+            getattr(clients.autoscaling, operation)(**parameters)
+        except ClientError as error:
+            # The node, or its hook's timeout, was faster.
+            if error_code(error) != "ValidationError" or "No active Lifecycle Action" not in str(error):
+                raise
+
+
+def publish_metrics(
+    clients: Clients, settings: ControllerSettings, state: ControllerState, before: ControllerState | None
+) -> None:
+    """Publish one minute's metrics, with the counts since ``before``, so that sums over time are true."""
+    known = before if before and before.run_started_at == state.run_started_at else None
+    metrics: dict[str, float] = {
+        "SpentUsd": state.spent_usd,
+        "UsdPerHour": state.usd_per_hour,
+        "NodesInService": state.nodes.in_service,
+        "NodesWanted": state.nodes.wanted,
+    }
+    counts = {"Interruptions": "interruptions", "FailedLaunches": "failed_launches", "UnfitNodes": "unfit_nodes"}
+    for name, count in counts.items():
+        # Never below 0: unfit nodes are counted in a row.
+        metrics[name] = max(0, getattr(state, count) - getattr(known, count, 0))
+    data: list[Any] = [
+        {
+            "MetricName": name,
+            "Value": value,
+            "Unit": "None" if "Usd" in name else "Count",
+            "Timestamp": state.updated_at,
+        }
+        for name, value in metrics.items()
+    ]
+    clients.cloudwatch.put_metric_data(Namespace=settings.metric_namespace, MetricData=data)

@@ -47,18 +47,19 @@ def charge(tick: Tick, state: ControllerState) -> ControllerState:
     kept = {key: instance for key, instance in instances.items() if key not in folded}
     # A stack that was destroyed and deployed again cost nothing in between.
     since = max(state.updated_at, tick.seen.created_at or state.updated_at)
-    fixed_usd = state.fixed_usd + hours(now - since) * _stack_usd_per_hour(settings, state.instances)
+    fixed_usd = state.fixed_usd + hours(now - since) * stack_usd_per_hour(settings, state.instances)
     state = replace(state, instances=kept, ended_usd=ended_usd, fixed_usd=fixed_usd)
     alive_usd = sum(instance.usd_per_hour for instance in kept.values() if instance.ended_at is None)
     elsewhere = state.counted_elsewhere
     return replace(
         state,
         spent_usd=state.total_usd - state.earlier_usd + sum(spend.usd_until(now) for spend in elsewhere),
-        usd_per_hour=alive_usd + _stack_usd_per_hour(settings, kept) + sum(spend.usd_per_hour for spend in elsewhere),
+        usd_per_hour=alive_usd + stack_usd_per_hour(settings, kept) + sum(spend.usd_per_hour for spend in elsewhere),
     )
 
 
-def _stack_usd_per_hour(settings: ControllerSettings, instances: Mapping[str, MeteredInstance]) -> float:
+def stack_usd_per_hour(settings: ControllerSettings, instances: Mapping[str, MeteredInstance]) -> float:
+    """Price an hour of the stack itself, with what ``instances`` leave unused of its own reservation."""
     # A reservation is billed at the on-demand price while nothing runs in it:
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-pricing-billing.html
     unused = settings.reserved_nodes - sum(instance.ended_at is None for instance in instances.values())

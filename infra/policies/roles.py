@@ -243,6 +243,17 @@ def _keep_shared_ceiling(names: Names, shared: SharedCeiling) -> list[Statement]
     return [
         allow("KeepSharedCeiling", ["s3:GetObject", "s3:PutObject"], f"{bucket_arn}/{shared.key}"),
         _list_prefix("ListSharedCeiling", bucket_arn, shared.key),
+        allow("SeeDeletedRows", "s3:GetBucketVersioning", bucket_arn),
+        # Of any key, for this object alone; S3 names the bucket in place of the object where the bucket has a key:
+        # https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html#encryption-context
+        allow(
+            "UseKeyOfSharedCeiling",
+            ["kms:Decrypt", "kms:GenerateDataKey"],
+            f"arn:{names.partition}:kms:*:*:key/*",
+            condition={
+                "StringEquals": {"kms:EncryptionContext:aws:s3:arn": [bucket_arn, f"{bucket_arn}/{shared.key}"]}
+            },
+        ),
     ]
 
 

@@ -175,6 +175,8 @@ def test_a_shared_ceiling_is_told_and_its_object_alone_may_be_read_and_written()
     assert policy["KeepSharedCeiling"]["Action"] == ["s3:GetObject", "s3:PutObject"]
     # A missing object is 404 only to a role that may list its bucket.
     assert policy["ListSharedCeiling"]["Resource"] == "arn:aws:s3:::team-money"
+    (context,) = policy["UseKeyOfSharedCeiling"]["Condition"]["StringEquals"].values()
+    assert context == ["arn:aws:s3:::team-money", "arn:aws:s3:::team-money/a/run.json"]
 
 
 def test_places_are_told_the_plans_own_first() -> None:

@@ -153,6 +153,16 @@ def test_stacks_under_a_shared_ceiling_count_on_each_dollar_once() -> None:
     assert rows[first.known.meter].usd_until(at) > rows[first.known.meter].usd + 30 * (LEASE / timedelta(hours=1))
 
 
+def test_the_row_of_a_silent_stack_grows_with_what_it_costs_without_nodes() -> None:
+    world = World(settings(fixed_usd_per_hour=2.0, shared=SharedCeiling(bucket="team", key="budget.json", usd=1000.0)))
+    world.run(10)
+    (row,) = world.rows.values()
+    later, month = row.at + timedelta(hours=2), timedelta(days=30)
+    # Three nodes of 10 USD/h end with their lease; a file system, the endpoints and the key do not.
+    assert row.usd_until(later) >= row.usd + 32 * (LEASE / timedelta(hours=1))
+    assert row.usd_until(later + month) - row.usd_until(later) == pytest.approx(month / timedelta(hours=1) * 2.0)
+
+
 def test_spot_with_an_on_demand_base_is_a_union_too() -> None:
     base = FirstGroup(number=2, nodes=1, purchase="on-demand", usd_per_hour=30.0)
     config = settings()

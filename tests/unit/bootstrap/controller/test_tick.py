@@ -310,7 +310,7 @@ def test_a_part_of_a_gang_is_given_back_in_the_tick_that_asked_for_it(
     assert state.failed_launches == stack.metrics()["FailedLaunches"] == 1
     assert stack.read()["answers"]["spot p4d az1"]["answer"] == state.last_failure
     (told,) = events(capsys.readouterr().out, "launch")
-    assert (told["nodes"], told["came"], told["error"]["code"]) == (3, room, "InsufficientInstanceCapacity")
+    assert (told["nodes"], len(told["ids"]), told["code"]) == (3, room, "InsufficientInstanceCapacity")
     stack.complete(stack.config.terminate_hook, "CONTINUE", *stack.members("Terminating:Wait"))
     rooms(stack.group)["nodes"] = 3
     assert stack.tick(5).phase == "starting"
@@ -335,12 +335,19 @@ def test_refused_spot_nodes_bill_no_node_on_demand_beside_them(stack: Stack, mon
     assert (len(stack.members()), len(stack.members(group=beside))) == (2, 1)
 
 
+def make_team(stack: Stack, usd: float) -> SharedCeiling:
+    """A versioned bucket with a shared ceiling, which the stack is under."""
+    stack.clients.s3.create_bucket(Bucket="team")
+    stack.clients.s3.put_bucket_versioning(Bucket="team", VersioningConfiguration={"Status": "Enabled"})
+    shared = SharedCeiling(bucket="team", key="budgets/team.json", usd=usd)
+    stack.config = replace(stack.config, shared=shared)
+    return shared
+
+
 def test_two_stacks_write_their_rows_of_a_shared_ceiling_over_what_they_read(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shared = SharedCeiling(bucket="team", key="budgets/team.json", usd=25.0)
-    stack.clients.s3.create_bucket(Bucket="team")
-    stack.config = replace(stack.config, shared=shared)
+    shared = make_team(stack, 25.0)
     config = replace(stack.config, stack="other", group="gpufleet-other-nodes", control_prefix="other")
     make_group(stack.clients, config, config.group)
     other = replace(stack, config=config)
@@ -361,7 +368,7 @@ def test_two_stacks_write_their_rows_of_a_shared_ceiling_over_what_they_read(
     body = stack.clients.s3.get_object(Bucket="team", Key="budgets/team.json")["Body"].read().decode()
     rows = read_shared_spend(body, "the rows").rows
     assert sorted(row.usd_per_hour for row in rows.values()) == [0.0, 90.0]
-    # No row, no node; the state ages, so that the lease ends nodes that the other stacks do not count.
+    # No row, no node, and the state says why; it ages, so that the lease ends nodes that the other stacks do not count.
     stack.config = replace(stack.config, shared=replace(shared, usd=500.0))
     stack.now += timedelta(minutes=1)
     refuse(monkeypatch, stack.clients.s3, "put_object", "AccessDenied")
@@ -374,14 +381,12 @@ def test_two_stacks_write_their_rows_of_a_shared_ceiling_over_what_they_read(
 def test_a_missing_object_of_rows_is_begun_and_one_that_cannot_be_read_stops_all(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = SharedCeiling(bucket="team", key="team.json", usd=500.0)
     s3 = stack.clients.s3
-    s3.create_bucket(Bucket="team")
-    stack.config = replace(stack.config, shared=shared)
+    make_team(stack, 500.0)
     assert stack.tick().phase == "starting"
     assert len(stack.members()) == 3
-    s3.put_object(Bucket="team", Key="team.json", Body=b"[]")
-    with pytest.raises(FormatError, match=r"s3://team/team.json is '\[\]', and must be an object"):
+    s3.put_object(Bucket="team", Key="budgets/team.json", Body=b"[]")
+    with pytest.raises(FormatError, match=r"s3://team/budgets/team.json is '\[\]', and must be an object"):
         stack.tick()
     load_rows, headers = bucket.load_rows, {"x-amz-delete-marker": "true"}
 
@@ -398,11 +403,50 @@ def test_a_missing_object_of_rows_is_begun_and_one_that_cannot_be_read_stops_all
 
     # The rows of other stacks would be forgotten until their next ticks, and those of destroyed ones for good.
     monkeypatch.setattr("bootstrap.controller.bucket.load_rows", refused("NoSuchKey"))
-    with pytest.raises(FormatError, match=r"s3://team/team.json was deleted: bring an earlier version back"):
+    with pytest.raises(FormatError, match=r"s3://team/budgets/team.json was deleted: bring an earlier version back"):
         stack.tick()
     monkeypatch.setattr("bootstrap.controller.bucket.load_rows", refused("AccessDenied"))
     with pytest.raises(ClientError, match="AccessDenied"):
         stack.tick()
+
+
+@pytest.mark.parametrize("operation", ["get_object", "put_object"])
+def test_a_shared_ceiling_that_s3_refuses_starts_no_node_and_status_says_why(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """As where the bucket's key is not granted, on a stack's first tick and later."""
+    make_team(stack, 500.0)
+    own = getattr(stack.clients.s3, operation)
+
+    def refused(**asked: Any) -> Any:
+        if asked["Bucket"] != "team":
+            return own(**asked)
+        error: Any = {"Error": {"Code": "AccessDenied", "Message": "not authorized to perform: kms:Decrypt"}}
+        raise ClientError(error, "GetObject")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stack.clients.s3, operation, refused)
+        for _ in range(2):
+            with pytest.raises((TickError, ClientError), match="kms:Decrypt"):
+                stack.tick()
+            said = stack.read()["reason"]
+            assert said.startswith("gpufleet:sharedCeiling: ") and "not authorized to perform: kms:Decrypt" in said
+    assert stack.members() == []
+    assert stack.tick().phase == "starting"
+    # A node's lease must not be renewed.
+    written = stack.read_text()
+    monkeypatch.setattr(stack.clients.s3, operation, refused)
+    with pytest.raises((TickError, ClientError)):
+        stack.tick()
+    assert stack.read_text() == written
+
+
+def test_a_bucket_without_versions_holds_no_rows_as_nobody_would_see_them_deleted(stack: Stack) -> None:
+    stack.clients.s3.create_bucket(Bucket="team")
+    stack.config = replace(stack.config, shared=SharedCeiling(bucket="team", key="team.json", usd=500.0))
+    with pytest.raises(FormatError, match="keeps no versions"):
+        stack.tick()
+    assert stack.members() == [] and "aws s3api put-bucket-versioning --bucket team" in stack.read()["reason"]
 
 
 def test_a_launch_without_an_answer_is_repeated_with_its_token(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bootstrap.contract.state import ControllerState
-from bootstrap.controller.carry_out import publish_metrics
+from bootstrap.controller.handler import publish_metrics
 from infra.offline.preview import Resource, resources
 from infra.offline.resource_types import FREE
 from optimizer.catalog import Catalog, load
