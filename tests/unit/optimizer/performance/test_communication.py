@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bootstrap.contract.fine_tuning import FineTuning
 from optimizer.catalog import load
 from optimizer.catalog.snapshot import SHIPPED
 from optimizer.contract.hardware import Precision
@@ -137,6 +138,16 @@ def test_experts_send_their_tokens_out_and_back_forward_and_backward() -> None:
     assert sent_s(x, "expert")[0] == pytest.approx(FUSED_EXCHANGE * on_wire, rel=0.1)
     again = case(MIXTRAL, data=8, expert=8, sharding=ZERO1, micro_batch=16, checkpointing=2)
     assert sent_s(again, "expert")[0] == pytest.approx(1.5 * sent_s(x, "expert")[0])
+
+
+def test_megatron_reduces_all_adapters_in_few_buckets_and_whole_models_by_layers() -> None:
+    def calls(**recipe: Any) -> float:
+        of_model = case(recipe=Recipe(seq_len=8192, framework="nemo", **recipe), data=64, nodes=8, sharding=ZERO1)
+        return float(dict(collectives(of_model))["reduce-scatter"].calls)
+
+    # 13.6 million parameters of adapters, in buckets of at least 40 million.
+    assert calls(tuning=FineTuning(method="lora", lora_targets="attention")) == 1
+    assert calls() == 33
 
 
 def test_nvidias_exchange_sends_a_token_once_a_node() -> None:

@@ -53,6 +53,18 @@ def test_peaks_of_measured_mixtures_are_met() -> None:
     assert ((ratio[spread] > 0.99) & (ratio[spread] < 1.11)).all() and spread.sum() == 5
 
 
+def test_biases_of_experts_move_bytes_of_their_own_in_megatrons_code() -> None:
+    gpt_oss = resolve_model("gpt-oss-120b")
+    megatron = replace(GROUPED, framework="nemo")
+
+    def routed(model: ModelSpec, recipe: Recipe) -> float:
+        return sum(float(op.moved) for op in operations(case(model, recipe, sharding=ZERO1)) if op.name == "routing")
+
+    beside = routed(gpt_oss, megatron) - routed(replace(gpt_oss, mlp_bias=False), megatron)
+    assert beside == 4096 * 4 * 2880 * (68 + 36)  # 4 experts of a token, both widths 2,880
+    assert routed(gpt_oss, GROUPED) == routed(replace(gpt_oss, mlp_bias=False), GROUPED)
+
+
 def test_a_mixture_has_the_error_of_measured_ones() -> None:
     stated, source = speed_source(CALIBRATION, MIXTRAL, GROUPED, node(), 1, ())
     assert stated == CALIBRATION.residuals[MIXTURE]
