@@ -76,7 +76,7 @@ def find_nearest(problem: Problem, tables: Sequence[CandidateTable]) -> list[Nea
 def _order(plan: NearestPlan) -> float:
     if plan.distance is not None:
         return plan.distance
-    return _OPENED if len(plan.changes) == 1 else math.inf
+    return _OPENED if len(plan.changes) == 1 and "parallelism" not in plan.changes else math.inf
 
 
 def _move_numbers(problem: Problem, tables: Sequence[CandidateTable]) -> list[NearestPlan]:
@@ -135,7 +135,7 @@ def find_least(tables: Sequence[CandidateTable], limits: Constraints, name: str)
 
 
 def _list_changes(problem: Problem) -> list[dict[str, Any]]:
-    """Changes of the request that may give a plan: fp16, more nodes, opened lists."""
+    """Changes of the request that may give a plan: fp16, more nodes, opened lists, training code of the user's own."""
     limits, changes = problem.request.constraints, list[dict[str, Any]]()
     known = {name for instance in problem.instance_types for name in instance.gpu.peak_tflop_per_s}
     # T4 and V100 do not compute in bf16, nor A100 in fp8.
@@ -147,6 +147,8 @@ def _list_changes(problem: Problem) -> list[dict[str, Any]]:
     missing = [option for option in ("on-demand", "spot") if option not in limits.purchase_options]
     if missing:
         changes.append({"purchase_options": (*limits.purchase_options, *missing)})
+    if problem.reach.only_trainers:
+        changes.append({"parallelism": AXES})
     return changes
 
 
@@ -185,11 +187,3 @@ def _build(
     moved = problem.revise(**changes)
     (plan,) = build_plans(moved, [rank_first(tables, moved.request) or candidate])
     return NearestPlan(changes=changes, distance=distance, plan=plan.seal())
-
-
-def finds_wider(problem: Problem) -> bool:
-    """Tell if code with every kind of parallelism keeps the limits where only the reference trainer's was searched."""
-    if not problem.reach.only_trainers:
-        return False
-    wider = problem.revise(parallelism=AXES)
-    return rank_first(find_candidates(wider)[0], wider.request) is not None

@@ -31,8 +31,9 @@ _SAME_HOURS = 0.001
 
 
 class Ranking(NamedTuple):
-    """The best candidate of each type and purchase option, best first, and the Pareto front, cheapest first.
+    """The candidates of the answer's plans, best first, and the Pareto front, cheapest first.
 
+    The plans are the best candidate of each type and purchase option, or of objective pareto the best, then the front.
     Of the candidates at current prices that beat the first in hours, ``faster`` is the best by the score of objective
     time; of those that beat it in dollars, ``cheaper`` costs least. None where there is none. A candidate beats it by
     the mean that is scored, and by the expected value, which people read first.
@@ -82,10 +83,11 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
         beats = ~stale & (mean < (1 - SAME) * mean[first]) & (expected < expected[first])
         return np.flatnonzero(beats).tolist()
 
+    shown = best[:MAX_PLANS] if request.objective != "pareto" else dict.fromkeys([first, *front])
     by_time = scores(request.model_copy(update={"objective": "time"}), mean_usd, mean_hours)
     faster, cheaper = beating(mean_hours, hours), beating(mean_usd, usd)
     return Ranking(
-        best=[candidates[i] for i in best[:MAX_PLANS]],
+        best=[candidates[i] for i in shown],
         pareto=[candidates[i] for i in front],
         faster=candidates[pick(faster, by_time)] if faster else None,
         cheaper=candidates[min(cheaper, key=lambda i: mean_usd[i])] if cheaper else None,
@@ -95,11 +97,6 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
 def scores(request: FleetRequest, usd: Floats, hours: Floats) -> Floats:
     """Return the scores of candidates, lower is better; ``usd`` and ``hours`` are means of expected and p95."""
     return (usd + request.hour_usd * hours) * np.maximum(hours, SHORTEST_HOURS) ** EXPONENTS[request.objective]
-
-
-def list_chosen(ranking: Ranking, request: FleetRequest) -> list[Candidate]:
-    """Candidates of the answer's plans, in their order: of objective pareto the best, then the front."""
-    return ranking.best if request.objective != "pareto" else list(dict.fromkeys([*ranking.best[:1], *ranking.pareto]))
 
 
 def rank_first(tables: Sequence[CandidateTable], request: FleetRequest) -> Candidate | None:

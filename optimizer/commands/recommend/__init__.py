@@ -40,8 +40,6 @@ from optimizer.commands.request_options import (
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError, shown
 from optimizer.contract.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict
 from optimizer.recommend import Recommendation, recommend
-from optimizer.search.nearest import finds_wider
-from optimizer.search.problem import AXES
 
 AMOUNTS = ("tokens", "samples", "steps")
 
@@ -282,8 +280,8 @@ def _explain_nothing(answer: Recommendation) -> None:
     again = [f"{repeat_command(answer.nearest[0].flags)} has a plan"] if answer.nearest else []
     if "global_batch" in bound:
         again.append("a --global-batch that the GPUs of a node divide")
-    if finds_wider(answer.problem):
-        again.append(f"--parallelism {','.join(AXES)}, with training code of your own")
+    own_code = [nearest.flags["parallelism"] for nearest in answer.nearest if "parallelism" in nearest.changes]
+    again += [f"{' '.join(words)}, with training code of your own" for words in own_code[:1]]
     raise NothingFeasibleError(
         f"no fleet trains {model} within the limits",
         limit=", ".join(wanted) or f"the {bound or 'memory and prices'} of the considered types",

@@ -10,7 +10,7 @@ import pytest
 from optimizer.catalog import load
 from optimizer.contract.request import request_from_dict
 from optimizer.recommend import Recommendation, recommend
-from optimizer.search.advice import describe_commitments
+from optimizer.search.advice import note_commitments
 
 
 def answer(model: str = "llama-3.2-1b", work: dict[str, Any] | None = None, **constraints: Any) -> Recommendation:
@@ -52,10 +52,10 @@ def test_a_reservation_is_named_where_a_run_is_long_and_in_full_where_it_is_boug
     where: dict[str, Any] = {"instance_types": ["g5.12xlarge"], "regions": ["us-east-1"], "max_nodes": 1}
     (plan, *_) = answer(purchase_options=["on-demand"], **where).plans
     needed = 8760 * offer.reserved_1yr.usd_per_hour / offer.on_demand.usd_per_hour
-    assert describe_commitments(plan, offer) == []
+    assert not list(note_commitments(plan, offer))
     long = plan.model_copy(update={"hours": plan.hours.model_copy(update={"expected": 700.0})})
-    (note,) = describe_commitments(long, offer)
+    (note,) = note_commitments(long, offer)
     assert f"beats on-demand above {needed:,.0f} h of use; this run" in note and "2026-01-21" in note
     (bought, *_) = answer(purchase_options=["reserved"], **where).plans
-    (note,) = describe_commitments(bought, offer)
+    (note,) = note_commitments(bought, offer)
     assert f"bills {offer.reserved_1yr.usd_per_hour * 8760:,.0f} USD" in note and "the stack buys none" in note
