@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.alarms import Alarm, alarms
+from infra.alarms import alarms
 from infra.component import Component, Stack
 from infra.naming import PROJECT
 from infra.policies.resources import EVENTS, queue_policy, topic_policy
@@ -90,40 +89,15 @@ class Observability(Component):
         aws.sns.TopicSubscription(
             name, topic=topic.arn, protocol="email", endpoint=settings.alarm_email, opts=self._own
         )
-        for alarm in alarms(settings, names):
-            self._alarm(alarm, topic.arn)
-
-    def _alarm(self, alarm: Alarm, topic_arn: pulumi.Output[str]) -> None:
-        queries: list[Any] = [
-            {
-                "id": name,
-                "return_data": not alarm.expression,
-                "metric": {
-                    "namespace": metric.namespace,
-                    "metric_name": metric.name,
-                    "dimensions": metric.dimensions,
-                    "stat": metric.statistic,
-                    "period": alarm.period_s,
-                },
-            }
-            for name, metric in alarm.metrics.items()
-        ]
-        if alarm.expression:
-            queries.append({"id": "result", "expression": alarm.expression, "label": alarm.name, "return_data": True})
-        aws.cloudwatch.MetricAlarm(
-            f"{self._prefix}-{alarm.name}",
-            alarm_description=alarm.description,
-            metric_queries=queries,
-            evaluation_periods=alarm.periods,
-            datapoints_to_alarm=alarm.rings_after or alarm.periods,
-            comparison_operator=alarm.comparison,
-            threshold=alarm.threshold,
-            treat_missing_data=alarm.without_data,
-            alarm_actions=[topic_arn],
-            ok_actions=[topic_arn],
-            tags=self._tags,
-            opts=self._own,
-        )
+        for name, arguments in alarms(settings, names).items():
+            aws.cloudwatch.MetricAlarm(
+                f"{self._prefix}-{name}",
+                alarm_actions=[topic.arn],
+                ok_actions=[topic.arn],
+                tags=self._tags,
+                opts=self._own,
+                **arguments,
+            )
 
     def _budget(self) -> None:
         """Declare a monthly budget on AWS's own bill, hours old: a second opinion on the controller's meter.
