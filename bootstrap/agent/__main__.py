@@ -29,8 +29,6 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     parser = argparse.ArgumentParser(prog="python3 bootstrap/agent", description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("complete-terminate-hook", help="let the group end this node now")
-    commands.add_parser("extend-terminate-hook", help="send a heartbeat of the terminate hook")
-    commands.add_parser("ask-to-be-replaced", help="mark this node unhealthy")
     commands.add_parser("check-lease", help="leave the group where the controller is silent")
     commands.add_parser("efa-settings", help="print the variables that make NCCL use EFA")
     commands.add_parser(
@@ -52,10 +50,6 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
             return supervise(settings)
         if options.command == "complete-terminate-hook":
             group.complete_terminate_hook()
-        elif options.command == "extend-terminate-hook":
-            group.extend_terminate_hook()
-        elif options.command == "ask-to-be-replaced":
-            return 0 if group.ask_to_be_replaced() else 1
         elif options.command == "report-failure":
             # The stack's settings are at fault, and every node would fail alike.
             state = "gave-up" if options.exit_status == EXIT_AT_FAULT else "unfit"
