@@ -107,6 +107,7 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.experiments import transformers_modeling_backend as backend
 from torchtitan.experiments.transformers_modeling_backend.configs import TransformersBackendConfig
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.models.common.moe import MoE
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 # Hugging Face config of the plan's model; None: the plan has none, and HF_MODEL names the model or its folder.
@@ -121,6 +122,27 @@ def hf_model():
     folder = Path(tempfile.mkdtemp(prefix="gpufleet-model-"))
     (folder / "config.json").write_text(json.dumps(names | ARCHITECTURE))
     return str(folder)
+
+
+initialise = backend.HFTransformerModel.init_states
+
+
+def init_states(model, **settings):
+    """Initialise rotary frequencies and experts too, which torchtitan 0.3.0 leaves as the memory was found.
+
+    https://github.com/pytorch/torchtitan/issues/4783
+    """
+    initialise(model, **settings)
+    for module in model.modules():
+        if isinstance(module, MoE):
+            module.init_states(**settings)
+        elif hasattr(module, "rope_type"):
+            kind = next(kind for kind in type(module).__mro__ if kind.__module__.startswith("transformers."))
+            for name, buffer in kind(module.config).named_buffers():
+                module.get_buffer(name).copy_(buffer)
+
+
+backend.HFTransformerModel.init_states = init_states
 
 
 def optimizer():
@@ -161,9 +183,9 @@ def plan():
 
 def _notes(plan: FleetPlan) -> Iterator[str]:
     yield (
-        "needs torch 2.13 (0.3.0 imports torch.distributed.fsdp.DataParallelMeshDims, which 2.11 lacks) in an "
-        "environment of its own (gpufleet:wheels); --checkpoint.folder, relative to --dump_folder, must be on shared "
-        "storage"
+        "needs torch 2.14 (torchtitan 0.3.0 gives fully_shard spmd_types, which 2.13 does not read) and transformers 5 "
+        "in an environment of its own (gpufleet:wheels); --checkpoint.folder, relative to --dump_folder, must be on "
+        "shared storage"
     )
     if plan.parallelism.sharding == "zero1":
         yield (

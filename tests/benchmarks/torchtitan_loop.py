@@ -1,6 +1,6 @@
 """torchtitan's own trainer on this process's GPU, for `python -m tests.benchmarks.measure_trainer`.
 
-torchtitan 0.2.2 is the last that runs on torch 2.11 (0.3.0 needs 2.13): ``pip install --no-deps torchtitan==0.2.2
+torchtitan 0.2.2 is the last that runs on torch 2.11 (0.3.0 needs 2.14): ``pip install --no-deps torchtitan==0.2.2
 torchdata tyro docstring-parser typeguard``. Its model, layout, loss, clipping, optimizer and `Trainer.train_step` run
 as they are; the caller has joined the process group and brings the batch. `datasets` and TensorBoard, which it imports
 and the measurement does not use, are left empty where they are not installed.

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
+import re
 import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -160,6 +164,23 @@ def test_torchtitan(name: str) -> None:
     assert ast.literal_eval(mesh["tensor_parallel_degree"]) == split.tensor
     assert ast.literal_eval(mesh["pipeline_parallel_degree"]) == split.pipeline
     assert f"interval={CHECKPOINT_STEPS}" in text
+
+
+def test_torchtitan_initialises_what_its_backend_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    for name in re.findall(r"^from (torchtitan\S*) import", text := text_of("torchtitan", "ddp"), re.MULTILINE):
+        monkeypatch.setitem(sys.modules, name, Mock(MoE=type("MoE", (), {})))
+    sys.modules["torchtitan.experiments"].transformers_modeling_backend.HFTransformerModel.init_states = Mock()
+    exec(text, module := {})  # noqa: S102 - the file that launch-config wrote
+    config = AutoConfig.for_model("llama", hidden_size=64, num_attention_heads=4, num_hidden_layers=1, vocab_size=8)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.to_empty(device="cpu").model.rotary_emb.inv_freq.fill_(math.nan)
+    module["init_states"](model)
+    expected = AutoModelForCausalLM.from_config(config).model.rotary_emb.inv_freq
+    assert torch.equal(model.model.rotary_emb.inv_freq, expected)
 
 
 @pytest.mark.parametrize("name", [name for engine, name in CASES if engine == "accelerate"])
