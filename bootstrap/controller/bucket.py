@@ -103,15 +103,16 @@ def load_rows(clients: Clients, settings: ControllerSettings, seen: Observation)
     if settings.shared is None:
         return seen
     bucket, key = settings.shared.bucket, settings.shared.key
-    place = f"s3://{bucket}/{key}"
+    place, rows = f"s3://{bucket}/{key}", dict[str, StackRow]()
     text, etag = _get(clients, bucket, key, FormatError(f"{place} was deleted: bring an earlier version back"))
-    if text is None and not clients.s3.get_bucket_versioning(Bucket=bucket).get("Status"):
+    if text is not None:
+        rows = read_shared_spend(text, place).rows
+    elif not clients.s3.get_bucket_versioning(Bucket=bucket).get("Status"):
         # The rows may have been there: https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetBucketVersioning.html
         raise FormatError(
             f"{place} does not exist, and its bucket keeps no versions, so nobody would see its deletion: "
             f"aws s3api put-bucket-versioning --bucket {bucket} --versioning-configuration Status=Enabled"
         )
-    rows = {} if text is None else read_shared_spend(text, place).rows
     return replace(seen, rows=rows, rows_etag=etag)
 
 
@@ -148,17 +149,13 @@ def load_reports(
             continue
         place = f"s3://{settings.bucket}/{entry['Key']}"
         try:
-            reports[instance_id] = read_report(_read_small(clients, settings, entry["Key"]), modified_at, place)
+            body = clients.s3.get_object(Bucket=settings.bucket, Key=entry["Key"])["Body"].read(REPORT_BYTES + 1)
+            if len(body) > REPORT_BYTES:
+                raise FormatError(f"the object has more than {REPORT_BYTES} bytes")
+            reports[instance_id] = read_report(body.decode(), modified_at, place)
         except (ValueError, RecursionError, ClientError) as error:
             problems.append(f"{place} is not a report: {str(error)[:200]}")
     return reports
-
-
-def _read_small(clients: Clients, settings: ControllerSettings, key: str) -> str:
-    body = clients.s3.get_object(Bucket=settings.bucket, Key=key)["Body"].read(REPORT_BYTES + 1)
-    if len(body) > REPORT_BYTES:
-        raise FormatError(f"the object has more than {REPORT_BYTES} bytes")
-    return body.decode()
 
 
 def _key(settings: ControllerSettings, name: str) -> str:

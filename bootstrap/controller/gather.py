@@ -48,7 +48,11 @@ def gather(
     if state:
         reported_at |= {key: instance.reported_at for key, instance in state.instances.items()}
     try:
-        request = load_request(clients, settings) or _first_request(settings)
+        request = load_request(clients, settings)
+        if request is None and settings.waits:
+            request = PersonRequest(
+                schema_version=1, want="stop", at=datetime(2000, 1, 1, tzinfo=UTC), by="gpufleet:waits"
+            )
     except FormatError as error:
         # A request that cannot be read changes nothing.
         problems.append(str(error))
@@ -64,13 +68,6 @@ def gather(
     return seen, receipts, problems
 
 
-def _first_request(settings: ControllerSettings) -> PersonRequest | None:
-    """Request in place of the one that nobody has written yet."""
-    if not settings.waits:
-        return None
-    return PersonRequest(schema_version=1, want="stop", at=datetime(2000, 1, 1, tzinfo=UTC), by="gpufleet:waits")
-
-
 def read_groups(clients: Clients, settings: ControllerSettings) -> dict[str, AutoScalingGroup]:
     """Describe the stack's groups that exist, by key (``ControllerSettings.groups``)."""
     names = settings.groups
@@ -80,7 +77,7 @@ def read_groups(clients: Clients, settings: ControllerSettings) -> dict[str, Aut
 
 def _parse_group(group: Any) -> AutoScalingGroup:
     processes = group.get("SuspendedProcesses", [])
-    suspended = {process["ProcessName"]: _is_by_aws(process.get("SuspensionReason")) for process in processes}
+    reasons = {process["ProcessName"]: process.get("SuspensionReason") or "User suspended" for process in processes}
     return AutoScalingGroup(
         created_at=to_seconds(group["CreatedTime"]),
         desired=group["DesiredCapacity"],
@@ -94,18 +91,11 @@ def _parse_group(group: Any) -> AutoScalingGroup:
             )
             for member in group["Instances"]
         ),
-        suspended=tuple(name for name, by_aws in suspended.items() if by_aws),
-        ends_off=TERMINATE in suspended,
+        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-suspend-resume-processes.html
+        suspended=tuple(name for name, reason in reasons.items() if not reason.startswith("User suspended")),
+        ends_off=TERMINATE in reasons,
         zones=tuple(group["AvailabilityZones"]),
     )
-
-
-def _is_by_aws(reason: str | None) -> bool:
-    """Return whether Auto Scaling suspended a process; others' reasons are "User suspended at" a time.
-
-    https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-suspend-resume-processes.html
-    """
-    return bool(reason) and not str(reason).startswith("User suspended")
 
 
 def receive_notices(
@@ -193,15 +183,14 @@ def _read_spot_prices(
     prices: dict[tuple[str, str], float] = {}
     query: Any = {"InstanceTypes": types, "ProductDescriptions": ["Linux/UNIX"], "StartTime": since, "EndTime": now}
     try:
-        for page in clients.ec2.get_paginator("describe_spot_price_history").paginate(**query):
-            for entry in page["SpotPriceHistory"]:
-                pool, usd = (entry["AvailabilityZone"], entry["InstanceType"]), float(entry["SpotPrice"])
-                if usd > prices.get(pool, 0.0):
-                    prices[pool] = usd
+        pages = clients.ec2.get_paginator("describe_spot_price_history").paginate(**query)
+        for entry in (entry for page in pages for entry in page["SpotPriceHistory"]):
+            pool = entry["AvailabilityZone"], entry["InstanceType"]
+            prices[pool] = max(prices.get(pool, 0.0), float(entry["SpotPrice"]))
     except (ClientError, BotoCoreError) as error:
         # The plan's prices count instead.
         problems.append(f"no spot prices: {error}")
-    return prices
+    return {pool: usd for pool, usd in prices.items() if usd}
 
 
 def _parse_machine(
@@ -215,6 +204,8 @@ def _parse_machine(
     if settings.owned and instance.get("CapacityReservationId") == settings.owned.reservation_id:
         # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Instance.html
         usd = settings.owned.usd_per_hour
+    # "User initiated (2026-11-21 16:00:00 GMT)"; a reclaimed spot instance has none.
+    ended_at = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", instance.get("StateTransitionReason", ""))
     return Machine(
         instance_id=instance["InstanceId"],
         instance_type=instance["InstanceType"],
@@ -223,15 +214,9 @@ def _parse_machine(
         # The others are billed; a stopped node counts as a running one:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html
         ended=state in ("shutting-down", "terminated"),
-        until=_parse_transition(instance.get("StateTransitionReason", "")),
+        until=datetime.fromisoformat(ended_at[1]).replace(tzinfo=UTC) if ended_at else None,
         reclaimed=reason.get("Code", "").startswith("Server.Spot"),
         launch_fault=reason.get("Message", "") if _LAUNCH_FAULTS.match(reason.get("Code", "")) else "",
         usd_per_hour=usd,
         subnet=instance.get("SubnetId", ""),
     )
-
-
-def _parse_transition(text: str) -> datetime | None:
-    # "User initiated (2026-11-21 16:00:00 GMT)"; a reclaimed spot instance has none.
-    match = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", text)
-    return datetime.fromisoformat(match[1]).replace(tzinfo=UTC) if match else None

@@ -121,7 +121,8 @@ class _Run:
             for _ in range(ROW_TRIES):
                 seen = bucket.load_rows(self.clients, self.settings, observed)
                 decision = decide(self.settings, before, seen, self.now)
-                if kept := self._keep_row(seen, decision.state):
+                kept = self._keep_row(seen, decision.state)
+                if kept is not None:
                     return decision, kept
             # The other stacks count no more than a silent controller's nodes, so the state ages, too, and the lease of
             # their nodes ends.
@@ -153,8 +154,8 @@ class _Run:
 
     def _launch(self, seen: Observation, state: ControllerState) -> ControllerState:
         """Ask for the nodes of the written state, and for those of the next places while AWS refuses."""
-        until, kept = time.monotonic() + LAUNCHES_S, seen
-        while state.launch and kept and time.monotonic() < until:
+        until, is_kept = time.monotonic() + LAUNCHES_S, True
+        while state.launch and is_kept and time.monotonic() < until:
             try:
                 answer = launch(self.clients, self.settings, state.launch)
             except BotoCoreError as error:
@@ -163,12 +164,13 @@ class _Run:
             if answer is None:
                 break
             log("launch", **to_json(state.launch), **to_json(answer))
-            decision = take_answer(self.settings, kept, self.now, state, answer)
+            decision = take_answer(self.settings, seen, self.now, state, answer)
             # A part of a gang ends first: should the write fail, the next tick asks with the same token.
             self._act(decision.actions)
             self._save(decision)
             state = decision.state
-            kept = self._keep_row(kept, state) if state.launch else kept
+            newer = self._keep_row(seen, state) if state.launch else seen
+            is_kept, seen = newer is not None, seen if newer is None else newer
         return state
 
     def _act(self, actions: Sequence[GroupAction]) -> None:

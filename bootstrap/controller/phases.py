@@ -205,7 +205,7 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
         return replace(state, beside=place, beside_since=now, reason=reason)
     if in_service >= count:
         if state.incomplete_since:
-            lost = [one.ended_at for one in state.instances.values() if one.interrupted and one.ended_at]
+            lost = [known.ended_at for known in state.instances.values() if known.interrupted and known.ended_at]
             if lost and max(lost) >= state.incomplete_since - TICK:
                 state = learn(tick, learn(tick, state, reclaimed), came)
             return replace(state, incomplete_since=None, reason="all nodes are in service again")
@@ -244,7 +244,9 @@ def _give_up_beside(tick: Tick, state: ControllerState) -> ControllerState:
     """Let the nodes beside end, which is no fault of theirs: the gang works on."""
     assert state.beside
     ends = {member.instance_id for group in tick.groups(state.beside.name) for member in group.members}
-    instances = {key: replace(one, given_back=one.given_back or key in ends) for key, one in state.instances.items()}
+    instances = {
+        key: replace(known, given_back=known.given_back or key in ends) for key, known in state.instances.items()
+    }
     return replace(learn(tick, state, refused, state.beside.name), beside=None, instances=instances)
 
 
