@@ -81,7 +81,7 @@ GONE = {
     "offers --sort": "--price KIND sorts by the price of a GPU; --format csv is for orders of your own",
     "doctor --check-credentials": "aws sts get-caller-identity does it",
     "report --ledger": "gpufleet report STACK shows a run; the ledger beside its checkpoints has its seconds",
-    "move --plan": "--plans takes one plan: jq .plans[1] plans.json > plan.json picks the second",
+    "move --plan": "--plans takes one plan: jq '.plans[1]' plans.json > plan.json picks the second",
     "move --refresh": "gpufleet recommend --refresh --save PLAN, then move --plans PLAN",
     "up --wait-minutes": "a region may refuse all nodes for ten minutes, twice the time between two asks",
     "stop --timeout": "a node's last checkpoint has its terminate hook's timeout, which the plan sets",

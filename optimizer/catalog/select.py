@@ -17,15 +17,9 @@ from optimizer.contract.hardware import HourlyPrice, Offer
 PricedAs = Literal["on-demand", "reserved", "capacity-block", "spot"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Range:
-    """Numbers from ``low`` to ``high``, both included."""
-
-    low: float = -math.inf
-    high: float = math.inf
-
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
+# Least and greatest number, both included.
+Range = tuple[float, float]
+ANY: Range = (-math.inf, math.inf)
 
 
 def parse_range(text: str) -> Range:
@@ -33,10 +27,10 @@ def parse_range(text: str) -> Range:
     number = r"[0-9]+(?:\.[0-9]+)?"
     match = re.fullmatch(rf"\s*(?:({number})|({number})?\s*\.\.\s*({number})?)\s*", text)
     exact, low, high = match.groups() if match else (None, None, None)
-    bounds = Range(low=float(exact or low or -math.inf), high=float(exact or high or math.inf))
-    if not (exact or low or high) or bounds.low > bounds.high:
+    least, greatest = float(exact or low or -math.inf), float(exact or high or math.inf)
+    if not (exact or low or high) or least > greatest:
         raise ValueError(f"{text!r} is not a range; write 8 (exactly), 8.. (at least), ..8 (at most) or 2..8")
-    return bounds
+    return least, greatest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +42,8 @@ class Filter:
     """
 
     gpus: Sequence[str] = ()
-    count: Range = Range()
-    memory_gib: Range = Range()
+    count: Range = ANY
+    memory_gib: Range = ANY
     regions: Sequence[str] = ()
     types: Sequence[str] = ()
 
@@ -63,8 +57,8 @@ def select(catalog: Catalog, conditions: Filter) -> list[Offer]:
         offer
         for offer in catalog.offers
         if (gpu_keys is None or offer.instance.gpu.key in gpu_keys)
-        and offer.instance.gpu_count in conditions.count
-        and offer.instance.gpu_memory_gib in conditions.memory_gib
+        and conditions.count[0] <= offer.instance.gpu_count <= conditions.count[1]
+        and conditions.memory_gib[0] <= offer.instance.gpu_memory_gib <= conditions.memory_gib[1]
         and (regions is None or offer.region in regions)
         and (types is None or offer.instance.name in types)
     ]

@@ -16,7 +16,7 @@ from optimizer.commands.asking import confirm, consent_options, require_terminal
 from optimizer.commands.move import others_of_job
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
-from optimizer.commands.pulumi_engine import StateResource, deletes_checkpoints, require_pulumi, take_down
+from optimizer.commands.pulumi_engine import deletes_checkpoints, require_pulumi, take_down
 from optimizer.commands.stack_file import StackFile, read_asked, read_stack, resolve_names
 from optimizer.commands.stop import end_nodes
 from optimizer.contract.errors import GpufleetError
@@ -117,12 +117,12 @@ def _end_spend(stack: str, names: Names) -> None:
     say(f"the meter of stack {names.stack} counts nothing more of {stack}")
 
 
-def _write_left(left: list[StateResource], stack: str) -> None:
+def _write_left(left: list[str], stack: str) -> None:
     if not left:
         say(f"nothing of stack {stack} is left (its KMS key ends after its waiting period)")
         return
     for resource in left:
-        say(f"left: {resource.type} {resource.id}")
+        say(f"left: {resource}")
     say(
         f"no hourly cost is left: checkpoints are billed by the GB, their key by the month. gpufleet up PLAN --stack "
         f"{stack} goes on from them; docs/infrastructure.md, 'Checkpoints outlive the fleet', says how to delete them"

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import click
 
 from optimizer.catalog import load
-from optimizer.catalog.select import Filter, PricedAs, Range, parse_range, price_of, select, sort
+from optimizer.catalog.select import ANY, Filter, PricedAs, Range, parse_range, price_of, select, sort
 from optimizer.clouds.offers import CLOUDS, CloudOffer, join_catalog, load_offers, price_notes
 from optimizer.commands.long_help import LongCommand
 from optimizer.commands.output import format_option, write_notes, write_rows, write_truer
@@ -121,7 +121,7 @@ CLOUD_TABLE = {
 
 def _range(_: click.Context, __: click.Parameter, value: str | None) -> Range:
     try:
-        return Range() if value is None else parse_range(value)
+        return ANY if value is None else parse_range(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 
@@ -206,7 +206,12 @@ def command(
         catalog = join_catalog(catalog, others, aws=cloud == "all")
     chosen = Filter(gpus=gpus, count=count, memory_gib=memory, regions=regions, types=types)
     offers = sort(select(catalog, chosen), priced_as)
-    _check_priced(offers, priced_as, cloud)
+    if offers and priced_as != "on-demand" and not any(price_of(offer, priced_as) for offer in offers):
+        raise DataMissingError(
+            f"no offer of {len(offers):,} has a {priced_as} price",
+            why="no source has one" if cloud in ("aws", "all") else "other clouds' rows have on-demand prices only",
+            next_step="leave out --price",
+        )
     by_place = {(other.offer.instance.name, other.offer.region): other for other in others}
     rows = [row(offer, by_place.get((offer.instance.name, offer.region))) for offer in offers]
     table = TABLE if cloud == "aws" else CLOUD_TABLE
@@ -220,17 +225,6 @@ def command(
         )
     if cloud in ("aws", "all"):
         write_truer(catalog=catalog)
-
-
-def _check_priced(offers: Sequence[Offer], priced_as: PricedAs, cloud: str) -> None:
-    """Refuse to sort by a kind of price that none of the offers has."""
-    if not offers or priced_as == "on-demand" or any(price_of(offer, priced_as) for offer in offers):
-        return
-    raise DataMissingError(
-        f"no offer of {len(offers):,} has a {priced_as} price",
-        why="no source has one" if cloud in ("aws", "all") else "other clouds' rows have on-demand prices only",
-        next_step="leave out --price",
-    )
 
 
 def row(offer: Offer, other: CloudOffer | None = None) -> dict[str, Any]:

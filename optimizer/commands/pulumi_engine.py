@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,6 @@ from optimizer.commands.output import say
 from optimizer.contract.errors import GpufleetError
 
 INSTALL_PAGE = "https://www.pulumi.com/docs/iac/download-install/"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StateResource:
-    """A resource of a stack, with the provider's id."""
-
-    type: str  # aws:s3/bucket:Bucket
-    id: str
 
 
 def require_pulumi() -> None:
@@ -40,8 +31,8 @@ def carry_out(stack: str, directory: Path) -> None:
     _run(f"up --stack {stack} --yes --skip-preview --suppress-progress --suppress-outputs", directory, again)
 
 
-def take_down(stack: str, directory: Path) -> list[StateResource]:
-    """Run ``pulumi destroy --exclude-protected``; return what is left in the stack.
+def take_down(stack: str, directory: Path) -> list[str]:
+    """Run ``pulumi destroy --exclude-protected``; return type and id of each resource that is left in the stack.
 
     Raises:
         GpufleetError: there is no such stack, Pulumi failed, or was interrupted.
@@ -49,7 +40,7 @@ def take_down(stack: str, directory: Path) -> list[StateResource]:
     again = f"gpufleet down --stack {stack}, again: it goes on where this ended"
     _run(f"destroy --stack {stack} --yes --skip-preview --suppress-progress --exclude-protected", directory, again)
     return [
-        StateResource(type=resource["type"], id=resource["id"])
+        f"{resource['type']} {resource['id']}"
         for resource in _export(stack, directory)
         if resource.get("custom") and not resource["type"].startswith("pulumi:")
     ]

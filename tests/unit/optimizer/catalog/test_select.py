@@ -3,11 +3,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from optimizer.catalog import Catalog, load
-from optimizer.catalog.select import Filter, Range, parse_range, select, sort
+from optimizer.catalog.select import Filter, parse_range, select, sort
 from optimizer.catalog.snapshot import SHIPPED
 from optimizer.contract.errors import InvalidInputError
 
@@ -28,21 +26,13 @@ def catalog() -> Catalog:
     ],
 )
 def test_ranges(text: str, low: float, high: float) -> None:
-    assert parse_range(text) == Range(low=low, high=high)
+    assert parse_range(text) == (low, high)
 
 
 @pytest.mark.parametrize("text", ["", "..", "a", "8-16", "8...16", "-1", "8 16", "1e3", "16..8", "8..16..32"])
 def test_what_is_no_range_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a range|ends before it begins"):
+    with pytest.raises(ValueError, match="is not a range"):
         parse_range(text)
-
-
-@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
-def test_a_range_holds_what_lies_between_its_ends(first: int, second: int, value: int) -> None:
-    low, high = sorted((first, second))
-    assert (value in parse_range(f"{low}..{high}")) == (low <= value <= high)
-    assert (value in parse_range(f"{low}..")) == (value >= low)
-    assert (value in parse_range(f"..{high}")) == (value <= high)
 
 
 @pytest.mark.parametrize("name", ["RTX PRO 6000", "rtx-pro-6000", "RTXPRO6000", "nvidia RTX Pro 6000"])
