@@ -73,10 +73,10 @@ class Component(pulumi.ComponentResource):
     def _role_policy(self, name: str, role: aws.iam.Role, policy: pulumi.Input[str]) -> aws.iam.RolePolicy:
         return aws.iam.RolePolicy(name, role=role.name, policy=policy, opts=self._own)
 
-    def _policy(self, build: Callable[..., Policy], key_arn: pulumi.Input[str], **options: Any) -> pulumi.Output[str]:
-        """The document, as JSON, that ``build`` makes of the names and the key's ARN."""
-        names = self._names
-        return pulumi.Output.from_input(key_arn).apply(lambda arn: json.dumps(build(names, key_arn=arn, **options)))
+    def _policy(self, build: Callable[..., Policy], **options: Any) -> pulumi.Output[str]:
+        """The document, as JSON, that ``build`` makes of the names and of options, which may be outputs."""
+        made: pulumi.Output[dict[str, Any]] = pulumi.Output.all(**options)
+        return made.apply(lambda known: json.dumps(build(self._names, **known)))
 
     def _rule(
         self,

@@ -64,7 +64,7 @@ class Controller(Component):
     ) -> aws.lambda_.Function:
         names, bucket = self._names, given["bucket"]
         role = self._role(self._name, assume_role("lambda.amazonaws.com"), physical=names.controller_role)
-        policy = self._policy(controller_policy, key_arn, shared=self._settings.shared)
+        policy = self._policy(controller_policy, key_arn=key_arn, shared=self._settings.shared)
         permissions = self._role_policy(self._name, role, policy)
         code, put = bundle.controller(), partial(self._object, bucket=bucket, key_arn=key_arn)
         # By its digest, so that changed code is a changed key, which makes Lambda take it.

@@ -84,7 +84,7 @@ class Observability(Component):
     def _alarms(self) -> None:
         names, settings, name = self._names, self._settings, f"{self._prefix}-alarms"
         topic = aws.sns.Topic(name, kms_master_key_id=self._key_arn, tags=self._tags, opts=self._own)
-        policy = topic.arn.apply(lambda arn: json.dumps(topic_policy(names, topic_arn=arn)))
+        policy = self._policy(topic_policy, topic_arn=topic.arn)
         aws.sns.TopicPolicy(name, arn=topic.arn, policy=policy, opts=self._own)
         aws.sns.TopicSubscription(
             name, topic=topic.arn, protocol="email", endpoint=settings.alarm_email, opts=self._own

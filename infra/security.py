@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pulumi
 import pulumi_aws as aws
 from pulumi_aws.vpc import SecurityGroupEgressRule, SecurityGroupIngressRule
@@ -53,9 +51,7 @@ class Security(Component):
             description=f"gpufleet {names.stack}: checkpoints, volumes, queue, logs",
             enable_key_rotation=True,
             deletion_window_in_days=7 if settings.force_destroy else 30,
-            policy=self.service_role_arn.apply(
-                lambda arn: json.dumps(key_policy(names, service_role_arn=arn, alarms=bool(settings.alarm_email)))
-            ),
+            policy=self._policy(key_policy, service_role_arn=self.service_role_arn, alarms=bool(settings.alarm_email)),
             tags=self._tags,
             opts=pulumi.ResourceOptions(parent=self, protect=not settings.force_destroy),
         )
@@ -71,15 +67,11 @@ class Security(Component):
             physical=names.training_role,
             description=f"Training of gpufleet stack {names.stack}",
         )
-        policy = pulumi.Output.all(self.key_arn, vpc_id).apply(
-            lambda given: json.dumps(
-                training_policy(
-                    names,
-                    key_arn=given[0],
-                    read_prefixes=settings.read_prefixes,
-                    vpc_id="" if settings.vpc_id else given[1],
-                )
-            )
+        policy = self._policy(
+            training_policy,
+            key_arn=self.key_arn,
+            read_prefixes=settings.read_prefixes,
+            vpc_id="" if settings.vpc_id else vpc_id,
         )
         return self._role_policy(name, role, policy)
 
@@ -89,7 +81,7 @@ class Security(Component):
         role = self._role(name, assume_role("ec2.amazonaws.com"), physical=names.role, description=description)
         policy = self._policy(
             node_policy,
-            self.key_arn,
+            key_arn=self.key_arn,
             workers=self._settings.mode == "workers",
             read_prefixes=self._settings.read_prefixes,
             image=self._settings.image,

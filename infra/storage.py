@@ -78,7 +78,7 @@ class Storage(Component):
             restrict_public_buckets=True,
         )
         # S3 refuses two changes of a bucket's access at once with OperationAborted.
-        policy = self._policy(bucket_policy, self._key_arn)
+        policy = self._policy(bucket_policy, key_arn=self._key_arn)
         return aws.s3.BucketPolicy(**self._of_bucket_after(block, ownership), policy=policy)
 
     def _versions(self) -> pulumi.Resource:
