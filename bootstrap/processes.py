@@ -26,8 +26,8 @@ def descendants(pid: int) -> list[int]:
     return [process for child in children(pid) if is_running(child) for process in (child, *descendants(child))]
 
 
-def lone_world(workers: Iterable[int]) -> int:
-    """Ranks of the job that programs and their children belong to, where all run on this node; 0 otherwise."""
+def count_ranks(workers: Iterable[int]) -> tuple[int, int]:
+    """Ranks of the largest job that programs and their children belong to: in all, and on this node."""
     ranks: dict[int, set[int]] = {}
     for pid in (process for worker in workers for process in (worker, *descendants(worker))):
         variables = dict(part.partition("=")[::2] for part in _read(Path(f"/proc/{pid}/environ")).split("\0"))
@@ -35,7 +35,7 @@ def lone_world(workers: Iterable[int]) -> int:
             if variables.get(rank, "").isdecimal() and variables.get(world, "").isdecimal():
                 ranks.setdefault(int(variables[world]), set()).add(int(variables[rank]))
     largest = max(ranks, default=0)
-    return largest if len(ranks.get(largest, ())) == largest else 0
+    return largest, len(ranks.get(largest, ()))
 
 
 def _read(file: Path) -> str:

@@ -19,7 +19,7 @@ from bootstrap.agent.settings import Settings
 from bootstrap.contract.launcher import split_command, start_of
 from bootstrap.contract.node_plan import read_node_plan
 from bootstrap.contract.words import counted
-from bootstrap.processes import children, descendants, is_running, lone_world
+from bootstrap.processes import children, count_ranks, descendants, is_running
 
 # A node that says nothing for ``interval`` times ``max_attempt`` seconds is out of the rendezvous. Its replacement
 # needs longer than 10 s to come, so nobody waits for this; with 3 s, a torchrun that stood still for 6 s on a busy
@@ -113,10 +113,12 @@ class Torchrun:
         """
         if time.monotonic() < self._look_from:
             return ""
-        self._look_from = time.monotonic() + LOOK_S
-        world = lone_world(self.workers())
+        world, on_node = count_ranks(self.workers())
+        # Where others have ranks, too, a look a minute is enough: a script may start another job.
+        self._look_from = time.monotonic() + (LOOK_S if world == on_node else 12 * LOOK_S)
         # A node that trains by itself uses all its GPUs; a smaller world may prepare data.
-        self._looks = self._looks + 1 if world >= self._node.settings.gpus_per_node else 0
+        is_alone = world == on_node and world >= self._node.settings.gpus_per_node
+        self._looks = self._looks + 1 if is_alone else 0
         if self._looks < LOOKS:
             return ""
         return (

@@ -15,7 +15,7 @@ install -D --mode 0644 "$BOOTSTRAP_DIR/gpufleet-train.service" "$ROOT/etc/system
 systemctl mask --now apt-daily.timer apt-daily-upgrade.timer || log "packages may be upgraded while training"
 systemctl mask apt-daily.service apt-daily-upgrade.service unattended-upgrades.service ||
   log "packages may be upgraded while training"
-snap refresh --hold || log "snaps may be refreshed while training"
+timeout 30 snap refresh --hold || log "snaps may be refreshed while training"
 mkdir -p "$ROOT/etc/apt/apt.conf.d" "$ROOT/etc/needrestart/conf.d"
 echo 'APT::Periodic::Enable "0";' >"$ROOT/etc/apt/apt.conf.d/99-gpufleet"
 echo "\$nrconf{restart} = 'l';" >"$ROOT/etc/needrestart/conf.d/99-gpufleet.conf"

@@ -17,7 +17,7 @@ from bootstrap import launchers
 from bootstrap.agent import torchrun
 from bootstrap.contract.launcher import command_faults, loses_sigterm, split_command, start_of
 from bootstrap.launchers import expand, program_environment
-from bootstrap.processes import descendants, lone_world
+from bootstrap.processes import count_ranks, descendants
 
 ROOT = Path(__file__).parents[3]
 
@@ -109,10 +109,18 @@ def test_a_command_that_starts_no_gang_is_named(command: str, says: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("worlds", "lone"),
-    [([(0, 2), (1, 2)], 2), ([(0, 4), (1, 4)], 0), ([(0, 1), (2, 4), (3, 4)], 0), ([(0, 1)], 1), ([], 0)],
+    ("worlds", "counted"),
+    [
+        ([(0, 2), (1, 2)], (2, 2)),
+        ([(0, 4), (1, 4)], (4, 2)),
+        ([(0, 1), (2, 4), (3, 4)], (4, 2)),
+        ([(0, 1)], (1, 1)),
+        ([], (0, 0)),
+    ],
 )
-def test_ranks_that_are_all_on_this_node_are_seen_whoever_set_them(worlds: list[tuple[int, int]], lone: int) -> None:
+def test_ranks_that_are_all_on_this_node_are_seen_whoever_set_them(
+    worlds: list[tuple[int, int]], counted: tuple[int, int]
+) -> None:
     starts = [f"RANK={rank} WORLD_SIZE={world} sleep 60 &" for rank, world in worlds]
     program = subprocess.Popen(["bash", "-c", f"{' '.join(starts)} echo; wait"], stdout=subprocess.PIPE)
     with program:
@@ -123,19 +131,19 @@ def test_ranks_that_are_all_on_this_node_are_seen_whoever_set_them(worlds: list[
         ):
             time.sleep(0.01)
         try:
-            assert lone_world([program.pid]) == lone
+            assert count_ranks([program.pid]) == counted
         finally:
             for pid in (*descendants(program.pid), program.pid):
                 os.kill(pid, 9)
 
 
-@pytest.mark.parametrize(("worlds", "is_found"), [([8] * 6, True), ([8, 8, 0] * 6, False), ([1] * 12, False)])
+@pytest.mark.parametrize(("worlds", "is_found"), [([8] * 6, True), ([8, 8, 32] * 6, False), ([1] * 12, False)])
 def test_a_node_of_several_that_trains_by_itself_is_a_fault_of_the_command(
     worlds: list[int], is_found: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torchrun, "LOOK_S", 0.0)
     seen = iter(worlds)
-    monkeypatch.setattr(torchrun, "lone_world", lambda _: next(seen))
+    monkeypatch.setattr(torchrun, "count_ranks", lambda _: (world := next(seen), min(world, 8)))
     run = object.__new__(torchrun.Torchrun)
     run._node = cast(Any, SimpleNamespace(settings=SimpleNamespace(gpus_per_node=8, node_count=4, image="")))
     run._process, run._look_from, run._looks = cast(Any, SimpleNamespace(pid=0)), 0.0, 0
