@@ -76,7 +76,7 @@ class Torchrun:
     def __init__(self, node: SupervisedNode, rendezvous: Rendezvous | None, test: Sequence[str] = ()) -> None:
         self._node = node
         self._look_from = math.inf if test or not node.settings.is_gang else time.monotonic()
-        self._looks = 0
+        self._looks = self._unplanned_world = 0
         command, ranks = test or split_command(node.settings.train_command) or [], node.settings.gpus_per_node
         if not test and start_of(command) != "torchrun":
             log("the command is a program of its own: torchrun starts it once on every node")
@@ -113,17 +113,21 @@ class Torchrun:
         """
         if time.monotonic() < self._look_from:
             return ""
-        world, on_node = count_ranks(self.workers())
+        (world, on_node), settings = count_ranks(self.workers()), self._node.settings
+        planned = settings.node_count * settings.gpus_per_node
+        if world > on_node and world not in (planned, self._unplanned_world):
+            self._unplanned_world = world
+            log(f"WORLD_SIZE of the command's ranks is {world}, and the plan has {planned}: GPUs may be paid idle")
         # Where others have ranks, too, a look a minute is enough: a script may start another job.
         self._look_from = time.monotonic() + (LOOK_S if world == on_node else 12 * LOOK_S)
         # A node that trains by itself uses all its GPUs; a smaller world may prepare data.
-        is_alone = world == on_node and world >= self._node.settings.gpus_per_node
+        is_alone = world == on_node and world >= settings.gpus_per_node
         self._looks = self._looks + 1 if is_alone else 0
         if self._looks < LOOKS:
             return ""
         return (
             f"WORLD_SIZE of the command's ranks is {world}, and all of them run on this node: each of the "
-            f"{self._node.settings.node_count} nodes trains by itself (docs/engines.md)"
+            f"{settings.node_count} nodes trains by itself (docs/engines.md)"
         )
 
     def status(self) -> int:
