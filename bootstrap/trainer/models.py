@@ -30,20 +30,16 @@ def build(config: TrainerConfig) -> nn.Module:
         torchvision = library("torchvision")
         torch.manual_seed(config.seed)
         arguments = {name: value for name, value in config.architecture.items() if name != TORCHVISION}
-        cnn: nn.Module = torchvision.models.get_model(config.kind, weights=None, **arguments)
+        with _refusing(config, torchvision):
+            cnn: nn.Module = torchvision.models.get_model(config.kind, weights=None, **arguments)
         return cnn
     transformers = library("transformers")
     fields = {name: value for name, value in with_nulls(config.architecture).items() if name != "model_type"}
     auto = getattr(transformers, AUTO[config.family])
-    try:
+    with _refusing(config, transformers):
         settings = transformers.AutoConfig.for_model(config.kind, **(fields | {"use_cache": False}))
         with _parameters_on_meta():
             model: nn.Module = auto.from_config(settings, dtype=torch.float32)
-    except Exception as error:  # torch's assertions too: another start would end alike
-        raise ConfigurationError(
-            f"transformers {transformers.__version__} does not build this {config.kind}: {error!r}. "
-            "Check --architecture against the model's config.json"
-        ) from error
     # transformers makes the padding token's row zero and keeps it so. Samples have no padding, so it is a token like
     # others (Phi 3's ends documents). Each norm multiplies the gradient of a zero residual by 1/√eps, 1,000: in ten of
     # Gemma's layers it overflows.
@@ -82,6 +78,18 @@ def build(config: TrainerConfig) -> nn.Module:
             "give a shorter sequence or another max_position_embeddings"
         )
     return model
+
+
+@contextlib.contextmanager
+def _refusing(config: TrainerConfig, library: Any) -> Iterator[None]:
+    """Make any error of a library that builds the model, torch's assertions too, final: another start ends alike."""
+    try:
+        yield
+    except Exception as error:
+        raise ConfigurationError(
+            f"{library.__name__} {library.__version__} does not build this {config.kind}: {error!r}. "
+            "Check --architecture against the model's config.json"
+        ) from error
 
 
 def _in_order(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

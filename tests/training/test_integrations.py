@@ -288,6 +288,7 @@ def test_another_model_of_the_same_shapes_does_not_go_on(tmp_path: Path) -> None
 
 def test_lightnings_own_error_is_shown_where_the_run_has_not_begun(tmp_path: Path) -> None:
     from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
 
     from bootstrap.training.integrations.lightning_callback import SpotTolerantCallback
 
@@ -302,6 +303,9 @@ def test_lightnings_own_error_is_shown_where_the_run_has_not_begun(tmp_path: Pat
     trainer = Trainer(accelerator="cpu", callbacks=[spot], default_root_dir=tmp_path, logger=False)
     with pytest.raises(ConfigurationError, match="no loader of this callback"):
         trainer.fit(Module(), DataLoader(Samples()))
+    trainer.callbacks.append(StochasticWeightAveraging(0.1))  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match="use Lightning's WeightAveraging"):
+        trainer.fit(Module(), spot.loader(Samples(), global_batch=8))
 
 
 def test_a_schedule_that_computes_with_numpy_is_resumed(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def _pack(inputs: list[Path], tokenizer: Path, out: Path, field: str, end_token:
                 for encoding in _encoded(loaded, texts):
                     tokens += file.write(np.array([*encoding.ids, end], dtype=dtype).tobytes()) // dtype.itemsize
                 count += len(texts)
+        if not count:
+            raise ConfigurationError(f"no document in {', '.join(map(str, inputs))}")
         facts = {
             "dtype": "uint16" if dtype.itemsize == 2 else "uint32",
             "tokens": tokens,
@@ -125,7 +127,10 @@ def _documents(inputs: list[Path], field: str) -> Iterator[tuple[str, str]]:
                     for number, item in enumerate(value if isinstance(value, list) else [value], 1):
                         yield f"{path}, item {number}", _text(item, field, f"{path}, item {number}")
                 else:
-                    yield str(path), file.read().decode("utf-8-sig")
+                    text = file.read().decode("utf-8-sig")
+                    if "\0" in text:
+                        raise ConfigurationError(f"{path} has zero bytes; expected text, JSON lines or JSON")
+                    yield str(path), text
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"{path} cannot be read: {error}; expected text, JSON lines or JSON") from error
 

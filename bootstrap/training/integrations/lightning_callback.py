@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -70,6 +71,11 @@ class LightningSpotCallback(Callback):
         if stage == "fit" and trainer.world_size > 1 and trainer._accelerator_connector.use_distributed_sampler:
             raise ConfigurationError(
                 "Lightning would replace the callback's order of samples: Trainer(use_distributed_sampler=False)"
+            )
+        if stage == "fit" and any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+            raise ConfigurationError(
+                "StochasticWeightAveraging sets itself up at an epoch's start, so a resume within an epoch would go on "
+                "without it: use Lightning's WeightAveraging"
             )
         if stage == "fit":
             self._run.prepare(pl_module)

@@ -49,6 +49,8 @@ class TransformersSpotCallback(TrainerCallback):
                 "save_only_model and ignore_data_skip must be off: with either, a resumed run has lost its optimizer "
                 "or its place in the data"
             )
+        if args.dataloader_persistent_workers and state.is_world_process_zero:
+            logger.warning("with dataloader_persistent_workers a resumed run draws other random numbers: not bit-equal")
         # Without automatic search the state of a resume has the checkpoint's batch, and the training the arguments'.
         found = state.train_batch_size if args.auto_find_batch_size else None
         batch = found or args.train_batch_size

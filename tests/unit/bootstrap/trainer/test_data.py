@@ -352,6 +352,7 @@ def test_packed_text_is_read_back_with_an_end_token_after_each_document(
         b'{"text": "a b"}\n{"text": "a': "x.jsonl:2 is no JSON",
         b"[" * 100_000: "x.jsonl:1 is no JSON",
         b'["a b"]\n': "x.jsonl:1 has no text 'text'",
+        b"\n": "no document in",
     }.items():
         (tmp_path / "x.jsonl").write_bytes(text)
         assert pack_main([str(tmp_path / "x.jsonl"), *common]) == 1
@@ -359,6 +360,8 @@ def test_packed_text_is_read_back_with_an_end_token_after_each_document(
         assert {path.name: path.read_bytes() for path in out.parent.iterdir()} == packed
     assert pack_main([str(tmp_path / "y.txt"), *common[:-1], str(out.with_suffix(""))]) == 1
     assert "expected NAME.bin" in capsys.readouterr().err
+    (tmp_path / "z.txt").write_bytes(b"PK\3\4\0")
+    assert pack_main([str(tmp_path / "z.txt"), *common]) == 1 and "z.txt has zero bytes" in capsys.readouterr().err
     (tmp_path / "z.txt").write_bytes(b'{"body": "a"}\n{"body": "b"}\n')
     assert (
         pack_main([str(tmp_path / "z.txt"), *common]) == 1 and "z.txt:1 has no text 'text'" in capsys.readouterr().err

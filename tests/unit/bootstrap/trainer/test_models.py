@@ -49,10 +49,21 @@ def test_a_tied_model_computes_what_transformers_does(kind: str, window: int | N
         assert torch.allclose(model(tokens).logits, reference(tokens).logits, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "value"), [("pad_token_id", 128), ("hidden_act", "none"), ("hidden_size", "wide")])
-def test_whatever_stops_transformers_from_building_is_a_fault_of_the_settings(name: str, value: object) -> None:
-    architecture = SHAPE | {"model_type": "llama", name: value}
-    with pytest.raises(ConfigurationError, match="does not build this llama"):
+@pytest.mark.parametrize(
+    ("base", "name", "value"),
+    [
+        (SHAPE | {"model_type": "llama"}, "pad_token_id", 128),
+        (SHAPE | {"model_type": "llama"}, "hidden_act", "none"),
+        (SHAPE | {"model_type": "llama"}, "hidden_size", "wide"),
+        ({}, "torchvision", "resnet9"),
+        ({"torchvision": "resnet18"}, "num_classes", -1),
+    ],
+)
+def test_whatever_stops_a_library_from_building_is_a_fault_of_the_settings(
+    base: dict[str, Any], name: str, value: object
+) -> None:
+    architecture = base | {name: value}
+    with pytest.raises(ConfigurationError, match=r"does not build this (llama|resnet)"):
         build(TrainerConfig(architecture=architecture, seq_len=SEQ_LEN, global_batch=2, gpus_per_node=1))
 
 
