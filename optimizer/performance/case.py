@@ -176,8 +176,14 @@ class Case:
         # PyTorch's scaled_dot_product_attention takes no soft cap and no sinks (transformers 5.23, integrations/
         # sdpa_attention.py, models/gemma2 and gpt_oss: _supports_sdpa is False).
         lacks_kernel = code.written_out and bool(model.soft_cap or model.sinks)
-        self.has_flash = recipe.attention == "flash" and not lacks_kernel
+        # Neither do grouped queries in 32 bits (means of unlike layers are not such), nor compiled attention that is
+        # not causal and drops.
+        grouped = self.kv < self.query and self.sublayers <= USUAL_SUBLAYERS
+        lacks_kernel |= code.written_out and self.element > 2.0 and grouped
+        compiled = code.written_out and recipe.compiled and not code.compiles_layers
         self.has_dropout = code.dropout and model.has_dropout
+        lacks_kernel |= compiled and not self.causal and self.has_dropout
+        self.has_flash = recipe.attention == "flash" and not lacks_kernel
         # Gemma's norms, two a sublayer, stay written out (bootstrap/trainer/kernels.py).
         self.has_fused_norms = code.fused_norms and model.norms_per_layer == 2
         # T5 writes norms out, learns a bias a score, and drops within the feed-forward block.
@@ -189,12 +195,6 @@ class Case:
         self.trains_head = tuning.trains_all or not (tuning.adapts or model.tied_embeddings)
         # Share of the layers that the backward pass reaches.
         self.live_share = 1.0 - tuning.frozen_layers / max(model.layers, 1)
-        # Grouped queries in 32 bits have no fused attention in PyTorch; means of unlike layers are not such.
-        grouped = self.kv < self.query and self.sublayers <= USUAL_SUBLAYERS
-        self.groups_queries_in_32_bits = code.written_out and self.element > 2.0 and grouped
-        # Compiled non-causal attention with mask and dropout has no fused kernel.
-        compiled = code.written_out and recipe.compiled and not code.compiles_layers
-        self.compiles_scores = compiled and not self.causal and self.has_dropout
         # Share of the layers whose window PyTorch's attention gets as a mask: it computes all scores.
         self.masked_share = self.windowed if code.written_out and self.has_flash else 0.0
 

@@ -15,9 +15,8 @@ MEMORY_EFFICIENCY = 0.885
 
 # Bytes a byte of the tensor's element. LayerNorm, and RMSNorm in one kernel.
 NORM = (3.0, 4.3)
-# Hugging Face's RMSNorm, five kernels: of fp32 (40 and 96 bytes an element), and of 16 bits, widened (57 and 112).
-WRITTEN_NORM = (10.0, 24.0)
-WRITTEN_NORM_16_BIT = (28.0, 56.0)
+# Hugging Face's RMSNorm, five kernels, bytes an element of 16 bits, which are widened; of fp32 40 and 96 count alike.
+WRITTEN_NORM = (57.0, 112.0)
 # Mask of a sliding window, bytes a score: made of booleans in each layer, and read (Mistral and Gemma 3 with a window,
 # docs/models.md, torch 2.11, transformers 5.23, 2026-11-22).
 MASK = (20.0, 0.0)
@@ -33,14 +32,20 @@ COPIED_HEADS, SCALED_QUERIES = 5.15, 2.0
 DROPOUT = (0.5, 1.5)
 GELU = (2.5, 3.4)
 SWIGLU, COMPILED_SWIGLU = (5.4, 9.2), (3.0, 5.0)
+# Passes over the copied tokens of a mixture, fused (Megatron-LM, megatron/core/transformer/moe/moe_utils.py); bytes an
+# element of Hugging Face's (grouped_mm_experts_forward in integrations/moe.py of transformers 5.23), counted.
+PERMUTE, WRITTEN_PERMUTE = (3.5, 5.5), (28.0, 52.0)
 # Hugging Face's NewGELUActivation: eight kernels in fp32, bytes an element, counted.
 WRITTEN_GELU = (70.0, 135.0)
+# gpt-oss's experts, bytes an element, counted from Megatron-LM at d98e8a6: the second product's bias times the router's
+# probability, their sum, join and cast in 32 bits (_apply_bias of transformer/moe/experts.py), and the clamps in front
+# of the fused gate (weighted_bias_quick_geglu_impl of fusions/fused_bias_geglu.py).
+BIASED_OUTPUT, CLAMPED_GATE = (28.0, 40.0), (16.0, 20.0)
 # Rotary positions written out, bytes an element.
 WRITTEN_ROTARY = 43.0
 FUSED_ROTARY = 2.5
-# Under autocast each linear layer casts its input (6 bytes) and its gradient back (12 bytes, at half the bandwidth).
-CASTS = 4.0
-LLAMA_CASTS = 5.0
+# Under autocast each of five linear layers casts its input (6 bytes) and its gradient back, three times as long.
+CASTS = (5.0, 15.0)
 # Bytes of the score matrix a byte of its element. Megatron-LM's fused softmax; written out with an fp32 softmax: 55 and
 # 60 bytes a score, of 32-bit inputs 38 and 36.
 FUSED_SCORES = (6.5, 9.5)
@@ -59,9 +64,6 @@ FP32_BATCHED = 0.5
 ATTENTION_DROPOUT = (64.0, 40.0)
 # Time of fused attention with a mask over that without: Llama, compiled, 1.6 to 2.0.
 MASKED_ATTENTION = 1.75
-# Joins of a context ring's outputs, bytes a query's element and turn (torch's context_parallel, two ranks, sequences of
-# 16k to 64k, h200_x2_context_experts_202611.md).
-RING_JOIN = 250.0
 # Speed of torch's grouped 16-bit product of experts over a dense one (as above).
 GROUPED_PRODUCT = 0.8
 # NVIDIA's code for mixtures, least error over the mixtures of data/nvidia_runs.csv (2026-11-28): speed of its grouped
@@ -87,8 +89,6 @@ EXPOSED_COMMUNICATION = 0.48
 # Sequence at which flash attention is half as fast as at a very long one: causal blocks on the diagonal are computed in
 # full.
 CAUSAL_HALF_LENGTH, HALF_LENGTH = 430.0, 160.0
-# HALF_LENGTH of 32-bit inputs, as a share of that of 16-bit inputs.
-HALF_LENGTH_32_BIT = 0.25
 
 # Reads and writes of convolution outputs by kernels other than convolutions, counted by a profile of ResNet-50.
 CNN_PASSES = 12.7
@@ -123,9 +123,9 @@ END_LAYERS = 2.0
 
 # Fused fp8: largest magnitude, scale and cast of each product's input, bytes an element.
 QUANTISE_BYTES = 6.0
-# torchao's float8 (one scale a tensor), bytes an element and cast: 58 to 69 eager, 3.6 to 3.9 compiled
-# (h200_fp8_202611.md).
-FP8_CAST, COMPILED_FP8_CAST = 61.0, 3.75
+# torchao's float8 (one scale a tensor), bytes an element of a product's sides and pass: 0.86 of the 58 to 69 (compiled
+# 3.6 to 3.9) of a cast (h200_fp8_202611.md), as 14 casts go to 15 sides of Llama's layer, and weights are cast twice.
+FP8_CAST, COMPILED_FP8_CAST = 52.0, 3.2
 
 # Share of the dense peak on long sequences with heads of 128. On A100 FlashAttention 2 has 0.50 to 0.73, its first
 # version 0.25 to 0.40 (arXiv:2307.08691, abstract). "vendor" is cuDNN's from Hopper on, FlashAttention 2 before; an

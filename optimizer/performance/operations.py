@@ -37,7 +37,10 @@ PARTS: tuple[Part, ...] = ("matmul", "attention", "elementwise", "head")
 Unit = Literal["matmul_efficiency", "attention_efficiency", ""]
 Traffic = Literal["elementwise_traffic", ""]
 
-PASSES = (0, 1)  # forward, backward: positions in the pairs of kernels.py
+PASSES = (0, 1)  # forward, backward: positions in the pairs of kernels.py and fine_tuning.py
+# Products are computed in tiles of 128 rows, each expert's last half empty on average
+# (https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication, tile quantization).
+TILE_ROWS = 128.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +71,6 @@ def operations(x: Case) -> Iterator[Operation]:
         yield from _products(x)
         yield from _attention(x)
         yield from _elementwise(x)
-        if x.model.experts:
-            yield from _experts(x)
         if x.recipe.tuning.adapts:
             yield from _adapters(x)
         yield from _head(x)
@@ -96,7 +97,7 @@ def model_flops_per_sample(x: Case) -> float:
 
 
 def _products(x: Case) -> Iterator[Operation]:
-    """List the products of attention's projections and of the feed-forward block, but routed experts."""
+    """List the products of attention's projections, of the feed-forward block, and of routed experts."""
     model = x.model
     # Full recomputation repeats whole layers, selective a share of their products. torch's checkpoint ends before the
     # last product, unless dropout or a cast to 8 bits reads its output (759 products in a step instead of 787,
@@ -126,6 +127,9 @@ def _products(x: Case) -> Iterator[Operation]:
             flops=passes * (2.0 * matrix) * x.tokens / x.tensor, flop_per_s=peak, unit="matmul_efficiency",
             moved=passes * x.element * sides * kernels.PRODUCT_TRAFFIC, traffic="",
         )  # fmt: skip
+        if x.casts_fp8 and not (model.experts and name == "feed-forward"):  # torchao casts no experts
+            moved = (kernels.COMPILED_FP8_CAST if x.recipe.compiled else kernels.FP8_CAST) * passes * sides
+            yield Operation(name="casts to 8 bits", count=model.layers, moved=moved)
     if not model.experts:
         return
     # Rows of each expert's whole tiles.
@@ -139,14 +143,9 @@ def _products(x: Case) -> Iterator[Operation]:
         name="experts", part="matmul", count=model.mixture_layers,
         flops=passes * 2.0 * (rows + local * TILE_ROWS / 2.0) * expert_matrix,
         flop_per_s=np.where(x.experts_in_32_bits, x.rates.fp32, x.rates.expert * speed), unit="matmul_efficiency",
-        moved=passes * x.element * sides * (model.layers / model.mixture_layers) * kernels.PRODUCT_TRAFFIC, traffic="",
+        moved=passes * x.expert_element * sides * (model.layers / model.mixture_layers) * kernels.PRODUCT_TRAFFIC,
+        traffic="",
     )  # fmt: skip
-    if x.experts_miss_autocast:
-        sides = local * expert_matrix + rows * (
-            2.0 * model.hidden_size + model.matrices_per_ffn * model.ffn_size / x.tensor
-        )
-        moved = passes * sides * np.where(x.experts_in_32_bits, 4.0 - x.element, 0.0) * kernels.PRODUCT_TRAFFIC
-        yield Operation(name="experts in 32 bits", count=model.mixture_layers, moved=moved, traffic="")
 
 
 def _attention(x: Case) -> Iterator[Operation]:
@@ -155,169 +154,108 @@ def _attention(x: Case) -> Iterator[Operation]:
     products = x.tokens * (4.0 * x.keys * x.query) / x.tensor
     # Frozen layers have no backward pass: 2.5 of attention's 3.5 products.
     layers = x.model.layers * (1.0 + 2.5 * x.live_share) / 3.5
-    if x.has_flash and not (x.compiles_scores or x.groups_queries_in_32_bits):
-        # T5's mask is its bias.
-        masked = x.code.written_out and ((x.recipe.compiled and not x.code.compiles_layers) or x.is_t5)
-        if x.windowed and x.masked_share:
-            yield from _flash(x, layers * x.windowed, products, scores, masked=True)
-            yield from _flash(x, layers * (1.0 - x.windowed), products, scores, masked=masked)
-        else:  # a kernel with a window leaves out the scores beyond it
-            yield from _flash(x, layers * (1.0 - x.windowed * (1.0 - x.seen)), products, scores, masked=masked)
+    compiled = x.code.written_out and x.recipe.compiled and not x.code.compiles_layers
+    if not x.has_flash:
+        written = kernels.WRITTEN_SCORES_32_BIT if x.element > 2.0 else kernels.WRITTEN_SCORES
+        written = kernels.COMPILED_SCORES if compiled else written
+        forward, backward = written if x.code.written_out else kernels.FUSED_SCORES
+        for has, (capped, capped_again) in ((x.model.soft_cap, kernels.SOFT_CAP), (x.model.sinks, kernels.SINKS)):
+            if has and x.code.written_out:
+                forward, backward = forward + capped, backward + capped_again
+        yield Operation(
+            name="scores", part="attention", count=layers,
+            flops=(3.0 + x.checkpoints) * products, flop_per_s=x.rates.peak, unit="matmul_efficiency",
+            moved=scores * x.element * (forward * (1.0 + x.checkpoints) + backward),
+        )  # fmt: skip
+        if compiled:  # a third of the compiler's products run in 32 bits
+            rate = kernels.FP32_BATCHED * x.rates.fp32
+            yield Operation(name="scores in 32 bits", part="attention", count=layers, flops=products, flop_per_s=rate)
         return
-    compiled = x.code.written_out and x.recipe.compiled
-    written = kernels.WRITTEN_SCORES_32_BIT if x.element > 2.0 else kernels.WRITTEN_SCORES
-    forward, backward = kernels.COMPILED_SCORES if compiled else written if x.code.written_out else kernels.FUSED_SCORES
-    for has, (capped, capped_again) in ((x.model.soft_cap, kernels.SOFT_CAP), (x.model.sinks, kernels.SINKS)):
-        if has and x.code.written_out:
-            forward, backward = forward + capped, backward + capped_again
-    yield Operation(
-        name="scores", part="attention", count=layers,
-        flops=(3.0 + x.checkpoints) * products, flop_per_s=x.rates.peak, unit="matmul_efficiency",
-        moved=scores * x.element * (forward * (1.0 + x.checkpoints) + backward),
-    )  # fmt: skip
-    if compiled:  # a third of the compiler's products run in 32 bits
-        rate = kernels.FP32_BATCHED * x.rates.fp32
-        yield Operation(name="scores in 32 bits", part="attention", count=layers, flops=products, flop_per_s=rate)
-
-
-def _flash(x: Case, layers: Number, products: Number, scores: Number, *, masked: bool) -> Iterator[Operation]:
-    """List one fused attention: 3.5 forward passes in all (arXiv:2307.08691, 3.1)."""
-    halved = x.causal and not masked
-    half_length = kernels.CAUSAL_HALF_LENGTH if halved else kernels.HALF_LENGTH
-    half_length *= kernels.HALF_LENGTH_32_BIT if x.element > 2.0 else 1.0
-    computed = 0.5 if halved else 1.0
-    slower = kernels.MASKED_ATTENTION if masked else 1.0
-    # The kernels of a context ring see a rank's part of the sequence.
-    shape = computed * slower * (1.0 + half_length * x.context / x.keys)
-    yield Operation(
-        name="attention", part="attention", count=layers,
-        flops=(3.5 + x.repeats) * products * shape, flop_per_s=x.rates.attention, unit="attention_efficiency",
-        moved=scores * x.element * kernels.BIAS_GRADIENT if x.is_t5 else 0.0, traffic="",
-    )  # fmt: skip
-    if x.code.written_out and x.has_dropout:
-        forward, backward = kernels.ATTENTION_DROPOUT
-        drawn = computed * scores * (forward * (1.0 + x.repeats) + backward)
-        yield Operation(name="attention dropout", part="attention", count=layers, flops=drawn, flop_per_s=x.rates.fp32)
+    # T5's mask is its bias. A kernel that knows a window leaves out the scores beyond it; PyTorch's gets a mask.
+    has_mask = compiled or (x.code.written_out and x.is_t5)
+    parts = [(1.0 - x.windowed * (1.0 - x.seen), has_mask)]
+    if x.masked_share:
+        parts = [(x.windowed, True), (1.0 - x.windowed, has_mask)]
+    for share, masked in parts:
+        halved = x.causal and not masked
+        computed, half_length = (0.5, kernels.CAUSAL_HALF_LENGTH) if halved else (1.0, kernels.HALF_LENGTH)
+        # The kernels of a context ring see a rank's part of the sequence. 3.5 forward passes in all (arXiv:2307.08691,
+        # 3.1).
+        shape = computed * (kernels.MASKED_ATTENTION if masked else 1.0) * (1.0 + half_length * x.context / x.keys)
+        yield Operation(
+            name="attention", part="attention", count=layers * share,
+            flops=(3.5 + x.repeats) * products * shape, flop_per_s=x.rates.attention, unit="attention_efficiency",
+            moved=scores * x.element * kernels.BIAS_GRADIENT if x.is_t5 else 0.0, traffic="",
+        )  # fmt: skip
+        if x.code.written_out and x.has_dropout:
+            forward, backward = kernels.ATTENTION_DROPOUT
+            drawn = computed * scores * (forward * (1.0 + x.repeats) + backward)
+            yield Operation(
+                name="attention dropout", part="attention", count=layers * share, flops=drawn, flop_per_s=x.rates.fp32
+            )
 
 
 def _elementwise(x: Case) -> Iterator[Operation]:
-    """List the kernels beside products and attention; bytes of a token in one layer, forward and backward."""
+    """List the kernels beside products and attention, by their bytes an element of ``width``, forward and backward."""
     model, element, h = x.model, x.element, x.model.hidden_size
     by_hand = not (x.code.fused_kernels or x.recipe.compiled)
     # Frozen layers have no backward pass: 2 of 3 passes.
     layers = model.layers * (1.0 + 2.0 * x.live_share) / 3.0
     again = 1.0 + x.checkpoints
 
-    def row(name: str, forward: Number, backward: Number) -> Operation:
-        return Operation(name=name, count=layers, moved=x.tokens * (forward * again + backward))
+    def row(name: str, moved: tuple[float, float], width: Number) -> Operation:
+        return Operation(name=name, count=layers, moved=x.tokens * width * (moved[0] * again + moved[1]))
 
     heads = (x.query + x.kv) / x.tensor
     ffn = (x.inner + x.routed) / x.tensor
-    norms_by_hand = by_hand and not x.has_fused_norms
-    written: tuple[Number, ...] = kernels.NORM
-    if (model.gated_mlp or x.is_t5) and norms_by_hand:
-        narrow = zip(kernels.WRITTEN_NORM_16_BIT, kernels.WRITTEN_NORM, strict=True)
-        written = tuple(np.where(x.residual < 4.0, a, b) for a, b in narrow)
-    width = h * x.residual / x.split
-    yield row("norms", *(width * x.norms * written[i] for i in PASSES))
-    yield row("residual sums", *(width * 2.0 * kernels.RESIDUAL[i] for i in PASSES))
+    is_written = (model.gated_mlp or x.is_t5) and by_hand and not x.has_fused_norms
+    norm = kernels.WRITTEN_NORM if is_written else kernels.NORM
+    yield row("norms", norm, h * x.norms * (1.0 if is_written else x.residual) / x.split)
+    yield row("residual sums", kernels.RESIDUAL, 2.0 * h * x.residual / x.split)
     if x.has_dropout:
-        yield row("dropout", *(2.0 * element * kernels.DROPOUT[i] * h / x.split for i in PASSES))
+        yield row("dropout", kernels.DROPOUT, 2.0 * element * h / x.split)
     if x.wide_residual > element:
         # Each product that reads a wider residual casts it and its gradient; a compiler casts once.
-        readers = kernels.LLAMA_CASTS if model.gated_mlp else kernels.CASTS
-        read = [element + x.residual] * 2
-        if not x.recipe.compiled:
-            read = [
-                readers * (element + x.residual) * (1.0 + i) + i * 3.0 * x.residual * (readers - 2.0) for i in PASSES
-            ]
-        yield row("casts", *(np.where(x.residual > element, read[i], 0.0) * h / x.split for i in PASSES))
+        casts = (1.0, 1.0) if x.recipe.compiled else kernels.CASTS
+        yield row("casts", casts, np.where(x.residual > element, element + x.residual, 0.0) * h / x.split)
     if model.gated_mlp and not x.is_t5:
         is_written = by_hand and not x.code.fused_rotary
         moved = kernels.WRITTEN_ROTARY if is_written else kernels.FUSED_ROTARY * element
-        yield row("rotary positions", moved * heads, moved * heads)
+        yield row("rotary positions", (moved, moved), heads)
     if model.head_norms:
-        # Under autocast the kernel reads a widened copy, counted as if written out.
-        by_kernel = [
-            np.where(
-                norms_by_hand | (by_hand & (x.residual > element)), kernels.WRITTEN_NORM_16_BIT[i], kernels.NORM[i]
-            )
-            for i in PASSES
-        ]
-        yield row("norms of heads", *(element * by_kernel[i] * heads for i in PASSES))
-    gelu = [kernels.GELU[i] * element for i in PASSES]
-    if by_hand and x.code.written_out and x.causal:
-        gelu = list(kernels.WRITTEN_GELU)
-    swiglu = kernels.COMPILED_SWIGLU if x.recipe.compiled else kernels.SWIGLU
-    gate = [swiglu[i] * element for i in PASSES]
-    yield row("activation function", *((gate if model.gated_mlp else gelu)[i] * ffn for i in PASSES))
+        yield row("norms of heads", norm, heads * (1.0 if norm is kernels.WRITTEN_NORM else element))
+    if model.gated_mlp:
+        gate = kernels.COMPILED_SWIGLU if x.recipe.compiled else kernels.SWIGLU
+        yield row("activation function", gate, element * ffn)
+    elif by_hand and x.code.written_out and x.causal:
+        yield row("activation function", kernels.WRITTEN_GELU, ffn)
+    else:
+        yield row("activation function", kernels.GELU, element * ffn)
     if x.is_t5:
-        # T5 drops within the block, and widens the second product's input to its weight's type (modeling_t5.py, wo).
+        # T5 widens the second product's input to its weight's type (modeling_t5.py, wo).
         widened = np.where(x.autocast & np.logical_not(x.is_narrow), 2.0 * (element + 4.0), 0.0)
-        of_gate = kernels.WRITTEN_GELU if model.gated_mlp and by_hand else (0.0, 0.0)
-        drop = [x.has_dropout * kernels.DROPOUT[i] * element for i in PASSES]
-        yield row("within T5's block", *((drop[i] + widened + of_gate[i]) * ffn for i in PASSES))
+        yield row("within T5's block", (1.0, 1.0), widened * ffn)
+        if model.gated_mlp and by_hand:
+            yield row("within T5's block", kernels.WRITTEN_GELU, ffn)
     if model.architecture == "speech" and by_hand:
         # Whisper copies queries, keys and values to the kernel's order, and scales queries apart.
         copied = kernels.COPIED_HEADS * (x.query + 2.0 * x.kv) + kernels.SCALED_QUERIES * x.query
-        yield row("copies of heads", *(element * copied / x.split for _ in PASSES))
+        yield row("copies of heads", (1.0, 1.0), element * copied / x.split)
     if x.masked_share:
-        yield row("masks of windows", *(x.masked_share * x.recipe.seq_len * kernels.MASK[i] for i in PASSES))
+        yield row("masks of windows", kernels.MASK, x.masked_share * x.recipe.seq_len)
     if x.has_fused_fp8:
-        quantised = kernels.QUANTISE_BYTES * (2.0 * h + x.query / x.tensor + ffn)
-        yield row("quantisation", quantised, quantised)
-    if x.casts_fp8:
-        yield _fp8_casts(x)
-    if not x.code.fused_kernels:
-        joined = kernels.RING_JOIN * (x.context - 1.0) * x.query / x.tensor
-        yield Operation(name="joins of the context ring", count=model.layers, moved=x.tokens * joined)
+        quantised = 2.0 * h + x.query / x.tensor + ffn
+        yield row("quantisation", (kernels.QUANTISE_BYTES, kernels.QUANTISE_BYTES), quantised)
+    if model.experts:
+        copied = model.experts_per_token * x.capacity * h * model.mixture_layers / model.layers
+        fused = x.code.fused_kernels
+        yield row("routing", *((kernels.PERMUTE, copied * element) if fused else (kernels.WRITTEN_PERMUTE, copied)))
+        if model.mlp_bias and fused:
+            yield row("routing", kernels.BIASED_OUTPUT, copied)
+            yield row("routing", kernels.CLAMPED_GATE, copied / h * model.ffn_size / x.tensor)
     each = kernels.WRITTEN_KERNELS if by_hand else kernels.FUSED_KERNELS
     starts = x.sublayers / USUAL_SUBLAYERS * each * (3.0 + x.repeats)
     yield Operation(name="starts of kernels", count=layers, kernels=starts)
-
-
-def _fp8_casts(x: Case) -> Operation:
-    """Casts to 8 bits in plain PyTorch; a mixture's experts stay in 16 bits."""
-    model, h = x.model, x.model.hidden_size
-    linear = 0.0 if model.experts else 1.0
-    up = linear * (model.matrices_per_ffn - 1.0)
-    read = (3.0 + up) * h + (x.query + linear * model.ffn_size) / x.tensor
-    written = (1.0 + linear) * h + (x.query + 2.0 * x.kv + up * model.ffn_size) / x.tensor
-    weights = (x.layer_parameters - x.expert_parameters) / x.tensor
-    casts = (2.0 + x.repeats) * (x.tokens * read + weights) + 2.0 * x.tokens * written
-    moved = casts * (kernels.COMPILED_FP8_CAST if x.recipe.compiled else kernels.FP8_CAST)
-    return Operation(name="casts to 8 bits", count=model.layers, moved=moved)
-
-
-# Products are computed in tiles of 128 rows, each expert's last half empty on average
-# (https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication, tile quantization).
-TILE_ROWS = 128.0
-# Passes over the copied tokens, (of the residual's width, of the products'), forward and backward: Hugging Face's
-# grouped_mm_experts_forward (transformers 5.23, integrations/moe.py).
-WRITTEN_PASSES = ((6.5, 1.0), (12.0, 2.0))
-# Fused permute and unpermute (Megatron-LM, megatron/core/transformer/moe/moe_utils.py).
-FUSED_PASSES = ((0.0, 3.5), (0.0, 5.5))
-# Bytes an element of gpt-oss's experts, forward and backward, counted from Megatron-LM at d98e8a6: the second product's
-# bias times the router's probability, their sum, join and cast in 32 bits (_apply_bias of transformer/moe/experts.py),
-# and the clamps in front of the fused gate (weighted_bias_quick_geglu_impl of fusions/fused_bias_geglu.py).
-BIASED_OUTPUT, CLAMPED_GATE = 28.0 + 40.0, 16.0 + 20.0
-
-
-def _experts(x: Case) -> Iterator[Operation]:
-    """List what a mixture does beside its products: copies of tokens, counted in the sources above."""
-    model, h, ffn = x.model, x.model.hidden_size, x.model.ffn_size
-    written = not x.code.fused_kernels
-    rows = x.tokens * model.experts_per_token * x.capacity
-    element = x.expert_element
-    moved: Number = 0.0
-    for index, times in ((0, 1.0 + x.checkpoints), (1, 1.0)):
-        wide, own = (WRITTEN_PASSES if written else FUSED_PASSES)[index]
-        copied = rows * h * (wide * x.wide_residual + own * element)
-        gate = rows * kernels.SWIGLU[index] * ffn / x.tensor * (element - x.element)
-        moved = moved + times * (copied + gate)
-    if model.mlp_bias and not written:
-        moved = moved + rows * (BIASED_OUTPUT * h + CLAMPED_GATE * ffn / x.tensor)
-    yield Operation(name="routing", count=model.mixture_layers, moved=moved)
 
 
 def _adapters(x: Case) -> Iterator[Operation]:
@@ -364,15 +302,11 @@ def _head(x: Case) -> Iterator[Operation]:
         bytes_a_logit += sum(kernels.SOFT_CAP) * x.element
     # Hugging Face's tensor ranks each compute the whole loss.
     lost = logits if x.code.splits_logits else x.model.vocab_size
-    moved = x.head_tokens * (bytes_a_logit * lost + 6.0 * h * x.residual)
-    yield Operation(name="loss", part="head", moved=moved, traffic="")
+    yield Operation(name="loss", part="head", moved=x.head_tokens * bytes_a_logit * lost, traffic="")
 
 
 # Each of a convolution's products reads or writes its input and its output.
 PASSES_PER_PRODUCT = 2.0
-# Time of a transformer's other kernels over that of their counted bytes: least error over suite h200
-# (measured_runs.csv).
-ELEMENTWISE_PASSES = 1.1
 
 
 def _convolutions(x: Case) -> Iterator[Operation]:
@@ -407,7 +341,7 @@ def _module(x: Case, profile: ModuleProfile) -> Iterator[Operation]:
             x.micro_batch * traced.flops.convolution,
             (elements + PASSES_PER_PRODUCT * convolutions * outputs) * x.element,
             x.micro_batch * (traced.flops.attention + halved),
-            moved * (left if convolves else ELEMENTWISE_PASSES),
+            moved * (left if convolves else 1.0),
             outputs * convolutions / 3.0 * kernels.CNN_CYCLES * left * convolves,
             float(traced.kernels),
         )

@@ -91,8 +91,8 @@ def test_grouped_experts_under_autocast_run_in_32_bits_and_sharded_ones_do_not()
     narrow, wide = (product_s(case(sharding=sharding)) for sharding in (ZERO3, DDP))
     assert wide == pytest.approx(FLOPS / 67e12, rel=0.1)
     assert narrow == pytest.approx(FLOPS / 989e12 / GROUPED_PRODUCT, rel=0.1)
-    sides = [float(row_of(case(sharding=sharding), "experts in 32 bits").moved) for sharding in (ZERO3, DDP)]
-    assert sides[1] > sides[0] == 0
+    sides = [float(row_of(case(sharding=sharding), "experts").moved) for sharding in (ZERO3, DDP)]
+    assert sides[1] == 2 * sides[0]
     # Code with 16-bit weights of its own is never under autocast.
     recipe = replace(GROUPED, framework="megatron-core")
     assert product_s(case(recipe=recipe, sharding=ZERO1)) == pytest.approx(product_s(case(recipe=recipe)))
@@ -112,9 +112,8 @@ def test_experts_stay_in_16_bits_where_plain_pytorch_computes_in_8() -> None:
     assert product_s(eight) == product_s(narrow)
     wider = replace(MIXTRAL, ffn_size=2 * MIXTRAL.ffn_size, parameters=2 * MIXTRAL.parameters)
     more = case(wider, recipe=eight.recipe)
-    beside = [x.layer_parameters - x.expert_parameters for x in (more, eight)]
     casts = [float(row_of(x, "casts to 8 bits").moved) for x in (more, eight)]
-    assert casts[0] - casts[1] == pytest.approx(61 * 2 * (beside[0] - beside[1]), rel=0.01)
+    assert casts[0] == casts[1] > 0
 
 
 @pytest.mark.parametrize(("framework", "share"), [("megatron", 0.5), ("nanotron", 1.0)])
