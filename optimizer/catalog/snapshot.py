@@ -10,6 +10,7 @@ Over 2 and 3 it lays what the user's stacks learned (``learned.py``).
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections import defaultdict
@@ -59,7 +60,7 @@ def load(path: Path | None = None) -> Catalog:
     if path is None and os.environ.get(DIRECTORY_VARIABLE):
         path = Path(os.environ[DIRECTORY_VARIABLE])
     if path is not None:
-        return build_catalog(read_snapshot(path))
+        return _build_usable(read_snapshot(path))
     return learned.lay_over(build_catalog(read_newest()), learned_file())
 
 
@@ -71,7 +72,7 @@ def read_newest() -> Snapshot:
         return shipped
     try:
         user = read_snapshot(directory)
-        build_catalog(user)
+        _build_usable(user)
     except DataMissingError as error:
         note = f"the refreshed catalog cannot be used, the shipped one is read instead: {error.got}"
     else:
@@ -126,6 +127,21 @@ def keep_events(place: str, stack: str, pools: Mapping[str, PoolEvents], *, now:
     changed.pools()
     learned_file().parent.mkdir(parents=True, exist_ok=True)
     _replace(learned_file(), to_text(changed).encode())
+
+
+def _build_usable(snapshot: Snapshot) -> Catalog:
+    """Build the catalog; DataMissingError for a price not above 0, which a plan would divide by or take as free."""
+    catalog = build_catalog(snapshot)
+    prices = [
+        (price.usd_per_hour, f"{offer.instance.name} in {offer.region}")
+        for offer in catalog.offers
+        for _, price in offer.prices
+    ]
+    prices += [(unit.usd, f"{unit.item} in {unit.region}") for unit in catalog.unit_prices]
+    for usd, what in prices:
+        if not 0 < usd < math.inf:
+            raise _unusable(Path(snapshot.origin), f"has a price of {usd} USD, not above 0, of {what}")
+    return catalog
 
 
 def build_catalog(snapshot: Snapshot) -> Catalog:

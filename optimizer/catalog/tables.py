@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import date
@@ -35,32 +34,20 @@ def _parse_offer(row: dict[str, Any], types: Mapping[str, InstanceType]) -> Offe
     facts = {name: fact for name, fact in row.items() if name != "instance_type"}
     for kind in OFFER_PRICES:
         if kind in row:
-            facts[kind] = _parse_price(row[kind])
+            facts[kind] = HourlyPrice(**_dated(row[kind]))
     if "zones" in row:
         facts["zones"] = Zones(**(_dated(row["zones"]) | {"ids": tuple(row["zones"]["ids"])}))
     if "interruptions" in row:
         facts["interruptions"] = InterruptionBand(**_dated(row["interruptions"]))
     if "dearer_spot" in row:
-        facts["dearer_spot"] = tuple(map(_parse_price, row["dearer_spot"]))
+        facts["dearer_spot"] = tuple(HourlyPrice(**_dated(price)) for price in row["dearer_spot"])
     return Offer(instance=types[row["instance_type"]], **facts)
 
 
 def _parse_unit_price(row: dict[str, Any]) -> UnitPrice:
     if row["item"] not in UNIT_ITEMS:
         raise ValueError(f"unit price of unknown item {row['item']!r}")
-    _check_usd(row["usd"])
     return UnitPrice(**_dated(row))
-
-
-def _parse_price(fact: dict[str, Any]) -> HourlyPrice:
-    _check_usd(fact["usd_per_hour"])
-    return HourlyPrice(**_dated(fact))
-
-
-def _check_usd(usd: float) -> None:
-    """Refuse a price that a plan would divide by, or take as free."""
-    if not 0 < usd < math.inf:
-        raise ValueError(f"a price of {usd} USD, not above 0")
 
 
 def _dated(fact: dict[str, Any]) -> dict[str, Any]:

@@ -74,6 +74,8 @@ def test_tools_answer_as_their_commands(gpufleet: Gpufleet, tmp_path: Path) -> N
     path.write_text(json.dumps(REQUEST))
     answer = command("recommend", str(path), "--budget", "500")
     (tmp_path / "plan.json").write_text(json.dumps(answer["plans"][1]))
+    # Pulumi's own event loop cannot run within the session's.
+    previewed = command("preview", str(tmp_path / "plan.json"))
 
     async def session(client: Client) -> None:
         tools = (await client.list_tools()).tools
@@ -91,7 +93,7 @@ def test_tools_answer_as_their_commands(gpufleet: Gpufleet, tmp_path: Path) -> N
         got = read(await client.call_tool("offers", {"gpus": ["H100", "A100"], "regions": ["us-*"]}))
         assert got == command("offers", "--gpu", "H100", "--gpu", "A100", "--region", "us-*") and got
         got = read(await client.call_tool("preview", {"plan": answer["plans"][1]}))
-        assert got == command("preview", str(tmp_path / "plan.json"))
+        assert got == previewed
 
     ask_server(session)
 
