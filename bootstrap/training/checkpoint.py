@@ -28,7 +28,7 @@ from bootstrap.contract.checkpoint import (
 )
 from bootstrap.training.checksum import matches
 from bootstrap.training.errors import CheckpointError, InvalidCheckpoint, tells_full_disk
-from bootstrap.training.facts import OTHER_RUN, differences, facts_of
+from bootstrap.training.facts import OTHER_RUN, facts_of
 from bootstrap.training.index import Extent, Index
 from bootstrap.training.stores.base import Store
 
@@ -158,7 +158,12 @@ class CommittedFolders(Generic[M]):
 
     def differences(self, manifest: M) -> str:
         """Say which facts of the run and a checkpoint differ, of those that both have; empty where none does."""
-        return differences(self.facts, manifest.run_facts)
+        different = [
+            f"{name} is {self.facts[name]!r:.100}, and was {value!r:.100}"
+            for name, value in manifest.run_facts.items()
+            if name in self.facts and self.facts[name] != value
+        ]
+        return ", ".join(different[:3])
 
     def refuse_damaged(self, problems: Sequence[str]) -> None:
         """CheckpointError where there are checkpoints and none is valid."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# Line of the log; its arguments are the store, a checkpoint and ``differences``.
+# Line of the log; its arguments are the store, a checkpoint and its differences.
 OTHER_RUN = (
     "%s has checkpoints of another run, which stay: %s, where %s. Where the newest is the other's, no start of this "
     "run goes on: give each run its own store"
@@ -26,16 +26,6 @@ _ABOUT = (
 def facts_of(order: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts of a run, with the numbers of its order: a SampleOrder's, or a Manifest's."""
     return {**facts, **{name: getattr(order, name) for name in ("global_batch", "dataset_size", "seed")}}
-
-
-def differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
-    """Say which values differ; empty where none does. A name that one lacks is another version's."""
-    different = [
-        f"{name} is {own[name]!r:.100}, and was {value!r:.100}"
-        for name, value in saved.items()
-        if name in own and own[name] != value
-    ]
-    return ", ".join(different[:3])
 
 
 def config_facts(config: Mapping[str, Any], prefix: str) -> dict[str, Any]:

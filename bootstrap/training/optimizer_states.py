@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -115,7 +114,9 @@ class OptimizerStates:
             for parameter, value in states.items():
                 self._forms[self._name_of[parameter]] = self._forms_of(parameter, value)
         else:
-            with _unchanged_generators(), torch.no_grad():
+            has_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            # An optimizer may round at random.
+            with torch.random.fork_rng([torch.cuda.current_device()] if has_cuda else []), torch.no_grad():
                 self._probe_groups()
         return {
             f"{self.prefix}{name}.{state}": form.geometry
@@ -271,11 +272,3 @@ class OptimizerStates:
 def is_zero_redundancy(optimizer: object) -> bool:
     """True for ZeroRedundancyOptimizer, whose import takes a second and which few runs use."""
     return any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(optimizer).__mro__)
-
-
-@contextmanager
-def _unchanged_generators() -> Iterator[None]:
-    """Restore torch's generators: an optimizer may round at random."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices=devices):
-        yield

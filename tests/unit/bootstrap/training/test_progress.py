@@ -123,10 +123,3 @@ def test_it_is_written_once_a_second_at_most(path: Path) -> None:
     progress._written_at = time.monotonic() + 1000
     progress.update(2)
     assert json.loads(path.read_text())["step"] == 1
-
-
-def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GPUFLEET_DRAIN_FILE", raising=False)
-    monkeypatch.chdir(tmp_path)
-    ProgressFile(global_batch=4).update(3)
-    assert list(tmp_path.iterdir()) == []

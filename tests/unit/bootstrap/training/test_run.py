@@ -26,7 +26,6 @@ from bootstrap.training.checkpoint import StoredCheckpoints
 from bootstrap.training.errors import CheckpointError, ConfigurationError
 from bootstrap.training.ledger import read_ledger
 from bootstrap.training.notices import Notice
-from bootstrap.training.state import unwrap
 from bootstrap.training.stores import LocalStore, open_store
 from tests.unit.bootstrap.training.conftest import BUCKET
 
@@ -524,13 +523,6 @@ def test_the_final_save_is_tried_again(stop: int | None, tmp_path: Path) -> None
     assert manifest.parent.name.startswith(f"step-{training.run.step:08d}-")
 
 
-def test_stop_with_a_failing_store_leaves_all_the_same(tmp_path: Path) -> None:
-    training = Training(FullStore(tmp_path))
-    with pytest.raises(Interrupted) as caught:
-        training.train(at_step=stop_at(training, 2))
-    assert not caught.value.saved and "NOT saved" in str(caught.value)
-
-
 def test_told_before_the_start_trains_nothing(tmp_path: Path) -> None:
     training = Training(str(tmp_path))
     training.watcher.stop()
@@ -958,13 +950,6 @@ def test_unusable_environment(variable: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv(variable, "soon")
     with pytest.raises(ConfigurationError, match=variable):
         Training(str(tmp_path))
-
-
-def test_compiled_and_wrapped_models_share_a_checkpoint() -> None:
-    inner = nn.Linear(2, 2)
-    wrapped = nn.Module()
-    wrapped._orig_mod = inner
-    assert unwrap(wrapped) is inner and unwrap(inner) is inner
 
 
 def test_rehearsal_leaves_no_trace(tmp_path: Path, undisturbed: Outcome) -> None:
