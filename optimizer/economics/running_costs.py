@@ -36,7 +36,7 @@ class RunningCosts:
     checkpoint_usd: float  # of one checkpoint that is pruned later
 
 
-# Fields that are fields of HourlyRates too.
+# Fields that are fields of Bought too.
 RATES = (
     "volume_usd_per_month",
     "storage_usd_per_month",

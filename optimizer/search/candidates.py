@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from optimizer.contract.request import Constraints
 from optimizer.economics.checkpoint import CheckpointTimes, checkpoints
-from optimizer.economics.fleet_cost import Bought, FleetCost, HourlyRates, run_cost
+from optimizer.economics.fleet_cost import Bought, FleetCost, run_cost
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
 from optimizer.economics.running_costs import RATES, reserve_hours
 from optimizer.performance.types import DDP, Bools, Floats, Ints, take_rows
@@ -197,6 +197,8 @@ def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPu
     last_writers = np.where(is_whole, 1, fastest.nodes)
     end_hours = reserve_hours(step_s, problem.checkpoint_gib, last_writers)[configuration]
     market_after = column([p.hours if p.fallback else math.inf for p in purchases])
+    copy = problem.node_copy(fastest.instance.name)
+    running = [problem.running_costs(p.offer.region) for p in purchases]
     bought = Bought(
         nodes=nodes,
         base=base,
@@ -208,11 +210,6 @@ def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPu
         p95_usd_per_hour=column([p.p95_usd_per_hour for p in purchases]),
         on_demand_usd_per_hour=column([p.offer.on_demand.usd_per_hour if p.offer.on_demand else 0 for p in purchases]),
         market_after_hours=market_after - end_hours * column([1 + len(p.following) for p in purchases]),
-    )
-    copy = problem.node_copy(fastest.instance.name)
-    running = [problem.running_costs(p.offer.region) for p in purchases]
-    rates = HourlyRates.of(
-        bought,
         reserve_hours=end_hours,
         copy_usd=column([copy.requests * usd.read_request_usd if copy else 0.0 for usd in running]),
         **{name: column([getattr(usd, name) for usd in running]) for name in RATES},
@@ -224,7 +221,7 @@ def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPu
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         writers=np.where(is_whole, np.minimum(fastest.nodes, fastest.layouts.pipeline), fastest.nodes)[configuration],
-        usd=rates.checkpoint_usd,
+        usd=bought.checkpoint_usd,
     )
     outcome = predict_outcome(
         Fleets(
@@ -236,7 +233,7 @@ def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPu
             spot_rate=column([p.hazard.rate_per_node_hour if p.hazard else 0 for p in purchases]),
             spot_wait_hours=column([p.hazard.wait_hours if p.hazard else 0 for p in purchases]),
             checkpoints=saves,
-            usd_per_hour=rates.nodes_usd_per_hour,
+            usd_per_hour=bought.fleet_usd_per_hour(bought.usd_per_hour) + bought.committed_usd_per_hour,
             fallback=bought.fallback,
             staging_hours=np.full(nodes.size, copy.hours if copy else 0.0),
         )
@@ -247,7 +244,7 @@ def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPu
         configuration=configuration,
         purchase=purchase,
         outcome=outcome,
-        cost=run_cost(outcome, rates, bought),
+        cost=run_cost(outcome, bought),
         reserve_hours=end_hours,
         checkpoints=saves,
     )

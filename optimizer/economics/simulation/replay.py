@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from optimizer.performance.types import Bools, Floats
 
 OMNISCIENT = "omniscient"
 NAMES = (*POLICIES, OMNISCIENT)
+_MEANS = ("spot_hours", "on_demand_hours", "interruptions", "refusals", "moves")
 # Ticks times runs above which the simulation is worth the start of a second process.
 _WORTH_PROCESSES = 1e6
 
@@ -100,6 +102,8 @@ def _play(job: SimulatedJob, seed: int, task: tuple[str, str, Bools, Floats, flo
     else:
         runs = simulate(available, gap_s / 3600, job, prices, POLICIES[policy], seed=seed)
     costs: Floats = runs.cost / job.on_demand_cost
+    columns = ((name, getattr(runs, name)) for name in _MEANS)
+    means: dict[str, Any] = {name: None if values is None else float(values.mean()) for name, values in columns}
     return PolicyFigures(
         trace=trace,
         policy=policy,
@@ -108,11 +112,7 @@ def _play(job: SimulatedJob, seed: int, task: tuple[str, str, Bools, Floats, flo
         normalised_cost_p50=float(np.quantile(costs, 0.5)),
         normalised_cost_p95=float(np.quantile(costs, 0.95)),
         missed_fraction=float(runs.late.mean()),
-        spot_hours=float(runs.spot_hours.mean()),
-        on_demand_hours=float(runs.on_demand_hours.mean()),
-        interruptions=float(runs.interruptions.mean()),
-        refusals=None if runs.refusals is None else float(runs.refusals.mean()),
-        moves=None if runs.moves is None else float(runs.moves.mean()),
+        **means,
     )
 
 

@@ -78,7 +78,8 @@ def draw_places(trace: CapacityTrace, hours: float, starts: int, random: np.rand
     Raises:
         InvalidInputError: the trace is shorter than a window.
     """
-    ticks = window_ticks(hours, trace.gap_s)
+    # The last tick can be a partial one.
+    ticks = int(np.ceil(hours * 3600 / trace.gap_s - 1e-9))
     last = len(trace.nodes) - ticks
     if last < 0:
         raise InvalidInputError(
@@ -89,8 +90,3 @@ def draw_places(trace: CapacityTrace, hours: float, starts: int, random: np.rand
         )
     firsts: Ints = random.integers(0, last, size=starts, endpoint=True)
     return firsts[:, None] + np.arange(ticks)
-
-
-def window_ticks(hours: float, gap_s: float) -> int:
-    """Ticks that cover ``hours``; the last can be a partial one."""
-    return int(np.ceil(hours * 3600 / gap_s - 1e-9))
