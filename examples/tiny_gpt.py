@@ -113,7 +113,8 @@ def main() -> None:
     process_id.with_suffix(".new").replace(process_id)  # a killed process leaves no empty file
 
     torch.manual_seed(SEED)
-    model = wrap(TinyGpt(options.width, layers=options.layers).to(device), options.sharding)
+    with device:  # a CPU takes seconds to draw 1e9 parameters
+        model = wrap(TinyGpt(options.width, layers=options.layers), options.sharding)
     torch.manual_seed(SEED + 1 + rank)  # each rank drops out other units
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3 * WIDTH / options.width)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)

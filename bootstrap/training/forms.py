@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ def warn_of_untakeable(problem: str, before: str, rank: int) -> str:
     return problem
 
 
+@cache
 def plain_name(name: str) -> str:
     """Name as in torch's state dicts, without the wrappers of torch.compile, activation checkpointing and FSDP1."""
     for wrapper in ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module."):

@@ -23,6 +23,7 @@ from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.share import Share
 from bootstrap.training.stores import LocalStore
+from bootstrap.training.stores.base import in_threads
 from bootstrap.training.tensors import to_bytes
 from bootstrap.training.watcher import Watcher
 
@@ -30,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 # Longest wait at the end; the next run deletes the rest.
 PRUNE_LIMIT_S = 60.0
-CHECKSUM_THREADS = 4
 # Attempts to save the last checkpoint, which no later one replaces; a busy service may answer the second or third.
 FINAL_ATTEMPTS = 3
 
@@ -150,10 +150,10 @@ class Saver:
         try:
             self.share.stager.finish()
             rank, memory, tail = self.ranks.rank, self.share.memory, to_bytes(values)
-            with ThreadPoolExecutor(CHECKSUM_THREADS, thread_name_prefix="checkpoint-checksum") as threads:
-                sums = threads.map(checksum, self.share.pieces())
+            with ThreadPoolExecutor(1, thread_name_prefix="checkpoint-checksum") as thread:
+                checksums = thread.submit(in_threads, checksum, self.share.pieces())
                 self.checkpoints.store.write(f"{save.prefix}/{rank_file_name(rank)}", [memory, tail])
-                save.checksums = list(sums)
+                save.checksums = checksums.result()
             save.values = Extent(file=rank, at=memory.nbytes, bytes=len(tail), checksum=checksum(memoryview(tail)))
         except Exception as error:  # noqa: BLE001 - the manifest's writer reports it to every rank
             save.problem = f"rank {self.ranks.rank}: {type(error).__name__}: {error}"

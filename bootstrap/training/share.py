@@ -55,11 +55,12 @@ class Share:
         """Begin to copy this rank's share, by ``stager``; returns the plain values, copied."""
         snapshot = self._state.snapshot()
         tensors = {**snapshot.later, **snapshot.now}
-        geometries = self._checked(tensors)
+        parts = {key: local_part(tensor) for key, tensor in tensors.items()}
+        geometries = self._checked(tensors, parts)
         if self._ranks.maximum(int(geometries != self._geometries))[0]:
             logger.info("the state's structure changed: planning the checkpoint anew")
             self._replan(geometries)
-        self._copy(snapshot, tensors)
+        self._copy(snapshot, parts)
         changes = self._state.changes()
         self._problem = warn_of_untakeable(self._state.problem(changes), self._problem, self._ranks.rank)
         return {
@@ -79,17 +80,16 @@ class Share:
         memory = self.memory
         return [memory[piece.at : piece.at + piece.bytes] for piece in self._plan.own]
 
-    def _checked(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
+    def _checked(self, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
         """Geometries, known ones without computing them again."""
-        geometries = {}
+        geometries, changed = {}, {}
         for key, tensor in tensors.items():
-            known = self._geometries.get(key)
-            is_known = known is not None and known.shape == tensor.shape and known.dtype == tensor.dtype
-            if is_known and known is not None and local_part(tensor).shape == known.sizes:
+            known, form = self._geometries.get(key), (tensor.shape, tensor.dtype, parts[key].shape)
+            if known is not None and form == (known.shape, known.dtype, known.sizes):
                 geometries[key] = known
             else:
-                geometries |= self._state.geometries({key: tensor})
-        return geometries
+                changed[key] = tensor
+        return geometries | self._state.geometries(changed)
 
     def _replan(self, geometries: dict[str, Geometry]) -> None:
         self._geometries = geometries
@@ -105,17 +105,17 @@ class Share:
             for piece in self._plan.own
         ]
 
-    def _copy(self, snapshot: StateSnapshot, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _copy(self, snapshot: StateSnapshot, parts: Mapping[str, torch.Tensor]) -> None:
         later, now = [], []
         guarded = {}
         for piece, view in zip(self._plan.own, self._views, strict=True):
-            source = local_part(tensors[piece.key])
+            source = parts[piece.key]
             if source.shape != view.shape:
                 first = piece.offsets[0] - self._geometries[piece.key].offsets[0]
                 source = source[first : first + piece.sizes[0]]
             if piece.key in snapshot.later:
                 later.append((view, source))
-                guarded[piece.key] = tensors[piece.key]
+                guarded[piece.key] = snapshot.later[piece.key]
             else:
                 now.append((view, source))
         self.stager.begin(later, now, list(guarded.values()))

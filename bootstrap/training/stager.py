@@ -87,11 +87,11 @@ class Stager:
 
 
 def _pieces(pairs: Pairs) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Targets and sources, cut to ``PIECE_BYTES`` where both are contiguous."""
+    """Targets and sources, cut to ``PIECE_BYTES`` where they are larger and both contiguous."""
     targets: list[torch.Tensor] = []
     sources: list[torch.Tensor] = []
     for target, source in pairs:
-        if target.is_contiguous() and source.is_contiguous():
+        if target.nbytes > PIECE_BYTES and target.is_contiguous() and source.is_contiguous():
             elements = max(1, PIECE_BYTES // target.itemsize)
             targets += torch.split(target.view(-1), elements)
             sources += torch.split(source.view(-1), elements)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar, cast
 
 Buffer = bytes | bytearray | memoryview
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+# One thread does not fill an NVMe drive; more than four did not write faster (checksums_202611.md).
+THREADS = 4
 
 
 class Store(Protocol):
@@ -44,3 +49,18 @@ def byte_views(parts: Sequence[Buffer]) -> list[memoryview]:
     """Parts that are not empty, as views of bytes."""
     views = [memoryview(part).cast("B") for part in parts]
     return [view for view in views if view.nbytes]
+
+
+def in_threads(do: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Results of ``do`` for each item; each of several threads takes every fourth.
+
+    A task an item would keep the training from Python's lock for 20 ms while hundreds are handed out.
+    """
+    if len(items) < 2:
+        return [do(item) for item in items]
+    results: list[Result | None] = [None] * len(items)
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint") as threads:
+        parts = threads.map(lambda first: [do(item) for item in items[first::THREADS]], range(THREADS))
+        for first, part in enumerate(parts):
+            results[first::THREADS] = part
+    return cast(list[Result], results)

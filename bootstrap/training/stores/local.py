@@ -6,15 +6,12 @@ import errno
 import os
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, InvalidCheckpoint
-from bootstrap.training.stores.base import Buffer, byte_views
+from bootstrap.training.stores.base import Buffer, byte_views, in_threads
 
-# One thread does not fill an NVMe drive; more than four did not write faster (checksums_202611.md).
-THREADS = 4
 BLOCK_BYTES = 16 * 2**20
 # Offset, length and address of an O_DIRECT write: https://man7.org/linux/man-pages/man2/open.2.html (NOTES)
 PAGE_BYTES = 4096
@@ -126,13 +123,8 @@ def _write_file(path: Path, views: list[memoryview]) -> None:
 
 
 def _each_block(size: int, do: Callable[[int, int], None]) -> None:
-    """Call ``do(start, end)`` for each block, from several threads where there are several."""
-    starts = range(0, size, BLOCK_BYTES)
-    if len(starts) < 2:
-        do(0, size)
-        return
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint-blocks") as threads:
-        list(threads.map(lambda start: do(start, min(start + BLOCK_BYTES, size)), starts))
+    """Call ``do(start, end)`` for each block of ``size`` bytes."""
+    in_threads(lambda start: do(start, min(start + BLOCK_BYTES, size)), range(0, size, BLOCK_BYTES))
 
 
 def _write_block(descriptors: list[int], block: memoryview, offset: int) -> None:
