@@ -41,7 +41,7 @@ def allocate(size: int, *, pinned: bool) -> torch.Tensor:
 
 
 def _touched(size: int) -> torch.Tensor:
-    """Anonymous memory in huge pages where the kernel has them, every page present."""
+    """Memory that forked children share, every page present; in huge pages where gpufleet-train.service allows them."""
     memory = mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

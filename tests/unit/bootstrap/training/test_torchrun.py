@@ -17,6 +17,7 @@ import pytest
 
 from bootstrap.training import standby, torchrun
 from bootstrap.training.rank_group import OWN_STORE_VARIABLE
+from bootstrap.training.stores import LocalStore
 
 
 @pytest.fixture(autouse=True)
@@ -288,3 +289,20 @@ def test_a_standby_process_that_was_killed_takes_no_place() -> None:
     waiting._waiting[0].process.wait()
     assert waiting.take((sys.executable, "-u", "train.py"), {"RANK": "0"}) is None
     waiting.close()
+
+
+def test_a_worker_finds_its_file_of_the_newest_checkpoint_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(torchrun, "READ_AHEAD_BYTES", 64)
+    monkeypatch.setattr(LocalStore, "read_into", lambda _, name, offset, into: read.append((name, offset, into.nbytes)))
+    ranks = {"RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for uri in ({}, {"GPUFLEET_CHECKPOINT_URI": "s3://bucket/run"}, {"GPUFLEET_CHECKPOINT_URI": str(tmp_path)}):
+        torchrun.read_ahead({**ranks, **uri})
+    for step, has_manifest in ((9, True), (10, True), (11, False)):
+        folder = tmp_path / f"step-{step:08d}-ab.1"
+        folder.mkdir()
+        (folder / "rank-00001.bin").write_bytes(bytes(100))
+        if has_manifest:
+            (folder / "manifest.json").touch()
+    torchrun.read_ahead({**ranks, "GPUFLEET_CHECKPOINT_URI": str(tmp_path)})
+    assert read == [("step-00000010-ab.1/rank-00001.bin", 0, 64), ("step-00000010-ab.1/rank-00001.bin", 64, 36)]
