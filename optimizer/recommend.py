@@ -32,9 +32,8 @@ from optimizer.search.candidates import (
 )
 from optimizer.search.nearest import NearestPlan, find_nearest
 from optimizer.search.plan_builder import build_plans
-from optimizer.search.problem import Problem
+from optimizer.search.problem import Problem, Rejection
 from optimizer.search.ranking import rank
-from optimizer.search.rejections import Rejection
 
 if TYPE_CHECKING:
     import pandas as pd

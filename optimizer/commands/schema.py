@@ -16,7 +16,7 @@ from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import FleetRequest
 from optimizer.performance.measured_runs import RUNS
 from optimizer.performance.rows import COLUMNS
-from optimizer.search.rejections import Rejection
+from optimizer.search.problem import Rejection
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ESTIMATES = {"fits": ["boolean", "null"], "fit": ["string", "null"], "error": ["string", "null"]}

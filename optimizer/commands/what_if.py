@@ -14,12 +14,12 @@ from optimizer.commands.output import format_option, write_notes, write_rows, wr
 from optimizer.commands.progress import patience
 from optimizer.commands.recommend import command as recommend_command
 from optimizer.commands.recommend import read_request
-from optimizer.commands.recommend.tables import usd_in_table
+from optimizer.commands.recommend.tables import plan_row
 from optimizer.commands.request_options import RequestCommand, calibration_option, chosen_calibration
 from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.contract.request import Constraints, Workload
 from optimizer.contract.units import parse_hours, parse_usd
-from optimizer.what_if import Axis, CurvePoint, find_curves
+from optimizer.what_if import Axis, find_curves
 
 COLUMNS = {
     "against": "against",
@@ -136,12 +136,12 @@ def command(
             if given_values
             else "gpufleet recommend, with the same request, names the nearest plan for each limit",
         )
-    rows = [_row(point) for point in curve_points]
+    rows = [
+        {"against": point.against, "value": point.value} | (plan_row(point.plan) if point.plan else {})
+        for point in curve_points
+    ]
     if output_format == "table":
-        rows = [
-            row | {"cost_usd_expected": usd_in_table(point.plan)} if point.plan else row
-            for row, point in zip(rows, curve_points, strict=True)
-        ]
+        rows = [row | {"cost_usd_expected": row.get("usd")} for row in rows]
     write_rows(
         rows,
         COLUMNS if output_format == "table" else COLUMNS | {"price_stale": "price_stale"},
@@ -159,24 +159,3 @@ def command(
 
 # The request's own parameters have one definition, recommend's.
 command.params = [p for p in recommend_command.params if p.name in _REQUEST_PARAMETERS] + command.params
-
-
-def _row(point: CurvePoint) -> dict[str, Any]:
-    row: dict[str, Any] = {"against": point.against, "value": point.value}
-    plan = point.plan
-    if plan is None:
-        return row
-    return row | {
-        "instance_type": plan.instance_type,
-        "region": plan.region,
-        "node_count": plan.node_count,
-        "gpus": plan.gpus,
-        "option": plan.purchase.in_short,
-        "parallelism": plan.parallelism.in_short,
-        "steps": plan.job.steps,
-        "hours_expected": plan.hours.expected,
-        "hours_p95": plan.hours.p95,
-        "cost_usd_expected": plan.cost_usd.expected,
-        "cost_usd_p95": plan.cost_usd.p95,
-        "price_stale": "yes" if plan.spot_range else "no",
-    }

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from optimizer.catalog.model import Source
 from optimizer.contract.errors import describe_invalid
 from optimizer.contract.plan import FleetPlan, PlanError, plan_from_dict, read_plan
-from optimizer.search.rejections import Rejection
+from optimizer.search.problem import Rejection
 
 
 class _Catalog(BaseModel):

@@ -21,10 +21,9 @@ from optimizer.performance.frameworks import CNN_DEFAULT, TRAINER, fp8_note, slo
 from optimizer.performance.setups import positions_note
 from optimizer.search.candidates import CandidateTable, find_candidates
 from optimizer.search.global_batch import FEW_STEPS
-from optimizer.search.problem import Problem
+from optimizer.search.problem import Problem, Rejection
 from optimizer.search.purchases import PricedPurchase
 from optimizer.search.ranking import rank_first
-from optimizer.search.rejections import Rejection
 
 # (nodes, share of the time that a zone had at least so many spot nodes at once): median of 16 zones with 16 one-GPU
 # nodes, V100 on AWS in August 2023 (three zones, https://github.com/skypilot-org/spot-traces) and H100 on another cloud

@@ -20,9 +20,8 @@ from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
 from optimizer.economics.running_costs import RATES, reserve_hours
 from optimizer.performance.types import DDP, Bools, Floats, Ints, take_rows
 from optimizer.search.fastest import Fastest, find_fastest
-from optimizer.search.problem import Problem
+from optimizer.search.problem import Binding, Problem, Rejection
 from optimizer.search.purchases import PricedPurchase, find_purchases
-from optimizer.search.rejections import Binding, Rejection
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

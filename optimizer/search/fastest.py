@@ -39,8 +39,7 @@ from optimizer.search.layouts import (
     build_layouts,
     describe_layout,
 )
-from optimizer.search.problem import Problem
-from optimizer.search.rejections import Rejection
+from optimizer.search.problem import Problem, Rejection
 
 # Share within which hours of one fleet, and scores of a ranking, are the same: the simpler wins.
 SAME = 0.01

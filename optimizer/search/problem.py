@@ -1,4 +1,4 @@
-"""``Problem``: a request with its model, recipe, training amount, catalog and calibration; ``Reach`` of its code."""
+"""``Problem``: a request with its model, recipe, amount, catalog and calibration; ``Reach`` of its code; rejections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
-from typing import Any, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from bootstrap.contract import trainer
 from bootstrap.contract.node_plan import NodePlan
@@ -33,6 +33,33 @@ from optimizer.workload.resolve import resolve_model
 AXES: tuple[str, ...] = get_args(Axis)
 # Quantisation of checkpoints that were trained and released so (DeepSeek-V3, gpt-oss): there is no other to begin from.
 RELEASED_QUANTISED = ("fp8", "mxfp4")
+
+
+Binding = Literal[
+    "memory",
+    "data",
+    "precision",
+    "image",
+    "global_batch",
+    "sharding",
+    "region",
+    "price",
+    "budget",
+    "deadline",
+    "interruptions",
+    "capacity-block",
+]
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """One entry of the answer's ``rejected``; ``value`` is the type's nearest to ``limit``, each a number or text."""
+
+    instance_type: str
+    reason: str
+    binding_constraint: Binding
+    value: Any
+    limit: Any
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,7 @@ from optimizer.contract.request import Constraints, ExistingReservation
 from optimizer.economics import price_age
 from optimizer.economics.interruption import Hazard, learn_hazard, spot_hazard
 from optimizer.economics.staging import disk_gib
-from optimizer.search.problem import Problem
-from optimizer.search.rejections import Rejection
+from optimizer.search.problem import Problem, Rejection
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ tied below 4B as in Llama 3.2. A large vocabulary errs on the side of more memor
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -48,11 +49,10 @@ def model_of_size(parameters: int, name: str) -> ModelSpec:
             next_step="give a preset, a config.json or architecture fields",
         )
 
-    def candidate(layers: int, heads: int, parameters: int | None = None, source: str = "") -> ModelSpec:
+    def candidate(layers: int, heads: int) -> ModelSpec:
         return build_model(
             name=name,
             architecture="decoder",
-            parameters=parameters,
             layers=layers,
             hidden_size=heads * HEAD_DIM,
             ffn_size=round(FFN_RATIO * heads * HEAD_DIM),
@@ -60,12 +60,10 @@ def model_of_size(parameters: int, name: str) -> ModelSpec:
             attention_heads=heads,
             kv_heads=math.gcd(heads, KV_HEADS),
             vocab_size=VOCAB_SIZE,
-            tied_embeddings=tied,
+            tied_embeddings=parameters < TIED_BELOW,
             max_seq_len=MAX_SEQ_LEN,
-            source=source,
+            source="",
         )
-
-    tied = parameters < TIED_BELOW
 
     def layers_for(heads: int) -> int:
         one, two = (candidate(layers, heads).parameters for layers in (1, 2))
@@ -81,4 +79,4 @@ def model_of_size(parameters: int, name: str) -> ModelSpec:
         f"derived from the parameter count alone: {layers} layers of {heads * HEAD_DIM}, by the rule of "
         "optimizer/workload/size_rule.py; a preset or config.json is more exact"
     )
-    return candidate(layers, heads, parameters, source)
+    return replace(candidate(layers, heads), parameters=parameters, active_parameters=parameters, source=source)

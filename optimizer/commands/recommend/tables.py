@@ -18,7 +18,7 @@ from optimizer.contract.plan import Alternate, FleetPlan, NodeItem
 from optimizer.contract.units import usd_text
 from optimizer.recommend import Recommendation
 from optimizer.search.nearest import NearestPlan
-from optimizer.search.rejections import Rejection
+from optimizer.search.problem import Rejection
 from optimizer.training_code import describe_demands
 
 # Columns of --format csv; additions come last.
@@ -77,15 +77,15 @@ _DAYS_FROM_HOURS = 72
 
 def plan_rows(answer: Recommendation) -> list[dict[str, Any]]:
     """Return a row a plan, best first, with the published column names."""
-    return [_row(rank, plan) for rank, plan in enumerate(answer.plans, start=1)]
+    return [{"rank": rank} | plan_row(plan) for rank, plan in enumerate(answer.plans, start=1)]
 
 
-def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
+def plan_row(plan: FleetPlan) -> dict[str, Any]:
+    """Return a plan's columns: the published ones, and those of tables, which join several."""
     split, memory = plan.parallelism, plan.memory
     p95_gib = memory.p95_gib
     option = plan.purchase.in_short
     return {
-        "rank": rank,
         "instance_type": plan.instance_type,
         "region": plan.region,
         "node_count": plan.node_count,
@@ -114,7 +114,7 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
         "price_source": plan.prices[0].source,
         "price_as_of": plan.prices[0].as_of.isoformat(),
         "zone_id": plan.purchase.zone_id,
-        "usd": usd_in_table(plan),
+        "usd": f"~{format_number(plan.cost_usd.expected)}" if plan.spot_range else plan.cost_usd.expected,
         "price_stale": "yes" if plan.spot_range else "no",
         "cost_usd_dearest": plan.spot_range and plan.spot_range.cost_usd_dearest,
         "alternates": " ".join(
@@ -123,12 +123,6 @@ def _row(rank: int, plan: FleetPlan) -> dict[str, Any]:
         )
         or None,
     }
-
-
-def usd_in_table(plan: FleetPlan) -> float | str:
-    """Expected USD in the plan's own place, as its p95; with a ~ at an old spot price."""
-    usd = plan.cost_usd.expected
-    return f"~{format_number(usd)}" if plan.spot_range else usd
 
 
 def print_answer(answer: Recommendation, next_step: str, *, explain: bool) -> None:
@@ -263,7 +257,7 @@ def _print_explanation(answer: Recommendation) -> None:
 def _print_nearest(answer: Recommendation) -> None:
     if not answer.nearest:
         return
-    rows = [_row(0, nearest.plan) | {"changes": describe_changes(nearest)} for nearest in answer.nearest]
+    rows = [plan_row(nearest.plan) | {"changes": describe_changes(nearest)} for nearest in answer.nearest]
     title = "No plan keeps the limits; the nearest with (a budget pays the drain too)"
     write_table(rows, NEAREST_COLUMNS, title=title, spare=("region", "hours_p95"))
 

@@ -14,7 +14,7 @@ from optimizer.report import facts
 from optimizer.report.answer import ReportAnswer, answer_of, read_answer
 from optimizer.report.page import age, hours, price, render, usd
 from optimizer.report.run import read_run
-from optimizer.search.rejections import Rejection
+from optimizer.search.problem import Rejection
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)

@@ -21,8 +21,7 @@ from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Hardware, Recipe
 from optimizer.search import layouts
 from optimizer.search.fastest import SAME, Fastest, SearchSpace, estimate_configurations, find_fastest
-from optimizer.search.problem import AXES
-from optimizer.search.rejections import Rejection
+from optimizer.search.problem import AXES, Rejection
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import evaluate

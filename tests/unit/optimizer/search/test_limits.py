@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from optimizer.contract.errors import InvalidInputError
 from optimizer.recommend import Recommendation, recommend
-from optimizer.search.rejections import Rejection
+from optimizer.search.problem import Rejection
 from tests.unit.optimizer.search.requests import TYPES, answer
 
 ONE_P4D = {"instance_types": ["p4d"], "regions": ["us-east-1"], "max_nodes": 1}
