@@ -38,6 +38,9 @@ def build(config: TrainerConfig) -> nn.Module:
     auto = getattr(transformers, AUTO[config.family])
     with _refusing(config, transformers):
         settings = transformers.AutoConfig.for_model(config.kind, **(fields | {"use_cache": False}))
+        heads = getattr(settings, "num_attention_heads", 1)
+        if heads % (getattr(settings, "num_key_value_heads", None) or heads):  # seen in the first forward pass
+            raise ValueError(f"{heads} heads do not divide over {settings.num_key_value_heads} of keys and values")
         with _parameters_on_meta():
             model: nn.Module = auto.from_config(settings, dtype=torch.float32)
     # transformers makes the padding token's row zero and keeps it so. Samples have no padding, so it is a token like

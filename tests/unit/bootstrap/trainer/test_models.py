@@ -55,6 +55,7 @@ def test_a_tied_model_computes_what_transformers_does(kind: str, window: int | N
         (SHAPE | {"model_type": "llama"}, "pad_token_id", 128),
         (SHAPE | {"model_type": "llama"}, "hidden_act", "none"),
         (SHAPE | {"model_type": "llama"}, "hidden_size", "wide"),
+        (SHAPE | {"model_type": "llama"}, "num_key_value_heads", 3),
         ({}, "torchvision", "resnet9"),
         ({"torchvision": "resnet18"}, "num_classes", -1),
     ],
