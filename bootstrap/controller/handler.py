@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from bootstrap.contract.codec import FormatError, to_json
 from bootstrap.contract.ending import calls
 from bootstrap.contract.settings import VARIABLE, ControllerSettings
-from bootstrap.contract.state import ControllerState, NewerStateError
+from bootstrap.contract.state import ENDED, ControllerState, NewerStateError
 from bootstrap.controller import bucket
 from bootstrap.controller.actions import GroupAction, ResumeProcesses, SetGroup
 from bootstrap.controller.bucket import ConflictError, StateError, load_settings, load_state, save_state
@@ -130,8 +130,8 @@ class _Run:
             raise TickError(f"no node was asked for, as the stack's row was not written: {self.row_error}")
         except (FormatError, ClientError, TickError) as error:
             # `gpufleet status` says why, as long as no node lives, whose lease a newer state would renew.
-            if all(machine.ended for machine in observed.machines):
-                state = before or first_state(Tick(settings=self.settings, seen=observed, now=self.now))
+            state = before or first_state(Tick(settings=self.settings, seen=observed, now=self.now))
+            if state.phase not in ENDED and all(machine.ended for machine in observed.machines):
                 state = replace(state, reason=f"gpufleet:sharedCeiling: {error}"[:500])
                 with suppress(ConflictError, ClientError, BotoCoreError):
                     save_state(self.clients, self.settings, state, self.etag)
