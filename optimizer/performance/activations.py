@@ -16,9 +16,9 @@ from optimizer.performance.types import FULL, NONE, SELECTIVE, ZERO2, Number
 # Tensors that NewGELUActivation saves beyond its input: 12.2, 12.3 and 12.4 bytes an element on H200 (GPT-2 and GPT-2
 # XL in bf16, GPT-2 in tf32, torch 2.11, 2026-11-21).
 WRITTEN_GELU_TENSORS = 3.0
-# Casts that a tensor rank keeps whole, without and with the sequence split: 5 of 6 bytes and 8 of 10 on H200 at three
-# quarters of them (Llama 3B over four ranks, torch 2.11, 2026-11-21).
-REPEATED_CASTS = (3.0, 5.0)
+# Casts that a tensor rank keeps whole: five products each cast a norm's output, which gave 5 of 6 bytes on H200 without
+# the sequence split and 8 of 10 with it (Llama 3B over four ranks, torch 2.11, 2026-11-21).
+REPEATED_CASTS = 5.0
 # Peak bytes a logit with a compiled loss: 5.9 to 6.6 on H200 (GPT-2, Llama 410M, 1B and 3B, torch 2.11, 2026-11-21).
 COMPILED_LOSS_BYTES = 6.0
 # Megatron's own fused loss, of NeMo's fine-tuning too (golden_values of Megatron-LM's tests, 2026; frameworks.toml).
@@ -83,13 +83,9 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     yield "norms", h * norms / x.split
     yield "casts", h * element * autocast * eager * x.input_casts / x.split
     if model.gated_mlp:
-        # Five products each cast a norm's output.
-        whole = np.where(x.sequence_parallel > 0, REPEATED_CASTS[1], REPEATED_CASTS[0]) * (1.0 - 1.0 / x.tensor)
-        yield "casts of tensor ranks", by_hand * autocast * element * h * whole
+        yield "casts of tensor ranks", by_hand * autocast * element * h * REPEATED_CASTS * (1.0 - 1.0 / x.tensor)
     if x.has_dropout:
         yield "dropout", 2.0 * h / x.split
-    if model.experts:
-        yield "routing", 8.0 * model.experts * model.mixture_layers / model.layers / x.split
     if model.latent_attention:  # before and after their norms
         yield "latents", 2.0 * element * model.latent_attention.latent_width
     heads = (x.query + x.kv) / x.tensor
@@ -99,8 +95,6 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     yield "attention projections", element * attention_inputs + output
     if not x.is_t5:
         yield "rotary positions", x.residual * by_hand * autocast * heads
-    if not x.code.fused_kernels:  # attention's output once more
-        yield "joins of the context ring", np.where(x.context > 1, element * x.query / x.tensor, 0.0)
     if model.head_norms:
         # Under autocast the kernel reads a widened copy.
         widened = by_hand * np.where(autocast > 0, 1.0, float(not x.has_fused_norms))

@@ -103,7 +103,6 @@ class Case:
         self._read_layer()
         self._read_recipe()
         self._read_bytes()
-        self._read_parameters()
         self.rates = Rates(model, recipe, self.code, hardware)
         columns = {field.name: getattr(grid, field.name) for field in fields(Grid)}
         if grid.sequence_parallel is None:
@@ -123,6 +122,12 @@ class Case:
         Costs that are linear in tokens and widths are exact with such means; attention's are with the mean of keys.
         """
         model, recipe = self.model, self.recipe
+        self.table_parameters = float(model.vocab_size * model.hidden_size)  # embedding or output projection
+        # A layer; of a profiled module its largest unit.
+        profile = model.profile
+        self.layer_parameters = float(profile.largest_unit_parameters if profile else model.layer_parameters)
+        # A layer's experts; a given parameter count may be below the architecture's.
+        self.expert_parameters = min(model.experts * model.expert_matrix_parameters, self.layer_parameters)
         mixture = model.mixture_layers / model.layers if model.layers else 0.0
         window = min(1.0, model.window / recipe.seq_len) if model.windowed_layers else 1.0
         self.sample_tokens = float(recipe.seq_len)  # tokens of a sample in one layer
@@ -259,17 +264,6 @@ class Case:
         """Give states to the trained ``share`` alone, as means over all parameters."""
         for name in ("master", "gradient", "reduce", "bucket", "optimizer", "update"):
             setattr(self, f"{name}_bytes", getattr(self, f"{name}_bytes") * share)
-
-    def _read_parameters(self) -> None:
-        """Set numbers of parameters."""
-        model = self.model
-        self.table_parameters = float(model.vocab_size * model.hidden_size)  # embedding or output projection
-        # A layer; of a profiled module its largest unit.
-        self.layer_parameters = float(
-            model.profile.largest_unit_parameters if model.profile else model.layer_parameters
-        )
-        # A layer's experts; a given parameter count may be below the architecture's.
-        self.expert_parameters = min(model.experts * model.expert_matrix_parameters, self.layer_parameters)
 
     def _lay_out(self, columns: dict[str, Number]) -> None:
         """Set the columns of the layouts, and what follows from them."""

@@ -380,23 +380,12 @@ KERNELS_PER_LAYER = 85.0
 LAYERS_PER_CONVOLUTION = 0.155
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostTime:
-    """Host time of a micro-batch's layers, beside the GPU's work.
+def host_time(x: Case) -> tuple[Number, Number, Number]:
+    """Compute the host's time of a micro-batch, beside the GPU's work.
 
-    Attributes:
-        layers: in layers of plain code.
-        seconds: of collectives.
-        late_ranks: tensor ranks that wait for each other, once a collective, where a pipeline spans nodes.
+    Layers of plain code; seconds of collectives; and tensor ranks that wait for each other, once a collective, where a
+    pipeline spans nodes.
     """
-
-    layers: Number
-    seconds: Number = 0.0
-    late_ranks: Number = 0.0
-
-
-def host_time(x: Case) -> HostTime:
-    """Compute the host's time."""
     model, written = x.model, not x.code.fused_kernels
     compiled = kernels.COMPILED_HOST if x.recipe.compiled else 1.0
     shards = (x.sharding >= ZERO2) & (x.ranks > 1)
@@ -406,10 +395,10 @@ def host_time(x: Case) -> HostTime:
         # Recomputation takes the host as long again.
         layers = none.kernels / KERNELS_PER_LAYER * (1.0 + x.repeats)
         layers = layers + np.where((x.sharding >= ZERO2) & (x.data > 1), kernels.FSDP_HOST * units, 0.0)
-        return HostTime(layers=layers)
+        return layers, 0.0, 0.0
     layers = model.convolutions * LAYERS_PER_CONVOLUTION * compiled
     if not model.layers:
-        return HostTime(layers=layers)
+        return layers, 0.0, 0.0
     plain = x.sublayers / USUAL_SUBLAYERS * (kernels.LLAMA_HOST if model.gated_mlp and written else 1.0)
     # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
     dtensor = np.where(x.tensor > 1, kernels.DTENSOR_HOST, 1.0) if written else 1.0
@@ -425,11 +414,8 @@ def host_time(x: Case) -> HostTime:
     layers = layers + model.layers * each + kernels.END_LAYERS * x.pipeline
     calls = model.layers * (4.0 + 2.0 * x.repeats)
     outside = (x.tensor > 1) & (x.pipeline > 1) & (x.nodes > 1)
-    return HostTime(
-        layers=layers,
-        seconds=np.where(x.tensor > 1, calls * kernels.HOST_S_PER_COLLECTIVE, 0.0),
-        late_ranks=np.where(outside, calls * x.tensor, 0.0),
-    )
+    seconds = np.where(x.tensor > 1, calls * kernels.HOST_S_PER_COLLECTIVE, 0.0)
+    return layers, seconds, np.where(outside, calls * x.tensor, 0.0)
 
 
 def weight_bytes_moved(x: Case) -> Number:

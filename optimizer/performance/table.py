@@ -58,7 +58,8 @@ class StepTable:
             _add(op, x, totals[op.part])
         self.sums = {part: Sums(**total) for part, total in totals.items()}
         self.collectives = dict(collectives(x))
-        self.rates, self.local, self.host = x.rates, x.local, host_time(x)
+        self.rates, self.local = x.rates, x.local
+        self.host_layers, self.host_s, self.late_ranks = host_time(x)
         # Copies of weights and sums of gradients, a micro-batch; optimizer and loader, a step.
         self.weights_s: Number = weight_bytes_moved(x) / x.rates.memory
         moved = x.update_bytes + x.master_bytes + (x.weight_bytes if x.master_bytes > 0 else 0.0)
@@ -132,8 +133,8 @@ def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
     # A context rank's sends hide behind attention to the previous rank's keys.
     context = np.maximum(0.0, sent["context"] - t.hides_context * work["attention"])
     tensor = sent["tensor"] * np.where(t.hides_tensor > 0, kernels.EXPOSED_COMMUNICATION, 1.0)
-    host_s = t.host.layers * c.host_s_per_layer + t.host.seconds
-    late_s = t.host.late_ranks * c.pipeline_hop_s
+    host_s = t.host_layers * c.host_s_per_layer + t.host_s
+    late_s = t.late_ranks * c.pipeline_hop_s
     each = work["matmul"] + work["attention"] + work["elementwise"] + tensor + context + sent["expert"]
 
     def stage_s(part: Number, head: Number) -> Number:
