@@ -247,12 +247,12 @@ def _elementwise(x: Case) -> Iterator[Operation]:
         quantised = 2.0 * h + x.query / x.tensor + ffn
         yield row("quantisation", (kernels.QUANTISE_BYTES, kernels.QUANTISE_BYTES), quantised)
     if model.experts:
-        copied = model.experts_per_token * x.capacity * h * model.mixture_layers / model.layers
+        rows = model.experts_per_token * x.capacity * h * model.mixture_layers / model.layers
         fused = x.code.fused_kernels
-        yield row("routing", *((kernels.PERMUTE, copied * element) if fused else (kernels.WRITTEN_PERMUTE, copied)))
+        yield row("routing", *((kernels.PERMUTE, rows * element) if fused else (kernels.WRITTEN_PERMUTE, rows)))
         if model.mlp_bias and fused:
-            yield row("routing", kernels.BIASED_OUTPUT, copied)
-            yield row("routing", kernels.CLAMPED_GATE, copied / h * model.ffn_size / x.tensor)
+            yield row("routing", kernels.BIASED_OUTPUT, rows)
+            yield row("routing", kernels.CLAMPED_GATE, rows / h * model.ffn_size / x.tensor)
     each = kernels.WRITTEN_KERNELS if by_hand else kernels.FUSED_KERNELS
     starts = x.sublayers / USUAL_SUBLAYERS * each * (3.0 + x.repeats)
     yield Operation(name="starts of kernels", count=layers, kernels=starts)
