@@ -173,13 +173,15 @@ def test_torchtitan_initialises_what_its_backend_leaves(monkeypatch: pytest.Monk
     for name in re.findall(r"^from (torchtitan\S*) import", text := text_of("torchtitan", "ddp"), re.MULTILINE):
         monkeypatch.setitem(sys.modules, name, Mock(MoE=type("MoE", (), {})))
     sys.modules["torchtitan.experiments"].transformers_modeling_backend.HFTransformerModel.init_states = Mock()
-    exec(text, module := {})  # noqa: S102 - the file that launch-config wrote
+    module: dict[str, Any] = {}
+    exec(text, module)  # noqa: S102 - the file that launch-config wrote
+    make: Any = AutoModelForCausalLM.from_config
     config = AutoConfig.for_model("llama", hidden_size=64, num_attention_heads=4, num_hidden_layers=1, vocab_size=8)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = make(config)
     model.to_empty(device="cpu").model.rotary_emb.inv_freq.fill_(math.nan)
     module["init_states"](model)
-    expected = AutoModelForCausalLM.from_config(config).model.rotary_emb.inv_freq
+    expected = make(config).model.rotary_emb.inv_freq
     assert torch.equal(model.model.rotary_emb.inv_freq, expected)
 
 
