@@ -2,52 +2,13 @@
 
 from __future__ import annotations
 
-from tests.engine.moto_extension import (
-    activities,
-    auto_scaling,
-    auto_scaling_launches,
-    bucket_policies,
-    budgets,
-    capacity_reservations,
-    file_systems,
-    instance_refreshes,
-    instances,
-    lambda_functions,
-    launch_templates,
-    lifecycle,
-    log_events,
-    machine_images,
-    nat_gateways,
-    parameters,
-    placement_groups,
-    queues,
-    reserved_launches,
-    security_groups,
-)
+import importlib
+import pkgutil
 
 
 def install() -> None:
-    """Extend the moto of this process, which serves nothing else."""
-    for module in (
-        activities,
-        auto_scaling,
-        auto_scaling_launches,
-        bucket_policies,
-        budgets,
-        capacity_reservations,
-        file_systems,
-        instance_refreshes,
-        instances,
-        lambda_functions,
-        launch_templates,
-        lifecycle,
-        log_events,
-        machine_images,
-        nat_gateways,
-        parameters,
-        placement_groups,
-        queues,
-        reserved_launches,
-        security_groups,
-    ):
-        module.install()
+    """Extend the moto of this process, which serves nothing else, by each module that has an ``install``."""
+    for found in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{found.name}")
+        if hasattr(module, "install"):
+            module.install()
