@@ -32,6 +32,7 @@ from optimizer.commands.options import (
     config_option,
     list_stacks,
     one_stack_options,
+    plan_number_option,
     read_plan_argument,
     repeat_command,
     run_options,
@@ -77,6 +78,7 @@ Example:
 @click.argument("region")
 @one_stack_options
 @click.option("--plans", metavar="PLAN", help="Plan for a new stack.  [default: recommend's, for the stack's request]")
+@plan_number_option
 @config_option
 @consent_options
 @run_options
@@ -85,6 +87,7 @@ def command(
     stack: str | None,
     directory: Path,
     plans: str | None,
+    plan_number: int,
     config_given: dict[str, str],
     yes: bool,
     accept_stale_prices: bool,
@@ -119,7 +122,7 @@ def command(
         target = source
     else:
         if target is None:
-            place = find_place(source, region, directory, config_given, plans=plans)
+            place = find_place(source, region, directory, config_given, plans=plans, plan_number=plan_number)
             say(weigh(source, place, *read_run(source)).words)
             if not yes:
                 require_terminal(why="nodes end, and the copy and the new stack cost money", next_step=f"{again} --yes")
@@ -171,6 +174,7 @@ def find_place(
     given: Mapping[str, str],
     *,
     plans: str | None = None,
+    plan_number: int = 1,
 ) -> StackFile:
     """Return the folder's stack in the region that trains the job, else a new one with a plan of ``plans``.
 
@@ -209,7 +213,7 @@ def find_place(
         # The request may leave the global batch to recommend.
         flags = ("--region", region, "--global-batch", str(source.plan.job.global_batch))
         plans = run_recommend(str(request), answer, None, *flags)
-    plan = read_plan_argument(plans, 1)
+    plan = read_plan_argument(plans, plan_number)
     if plan.region != region or job_id(plan) != job_id(source.plan):
         raise InvalidInputError(
             f"the plan is for {plan.region} and job {job_id(plan)}",

@@ -198,6 +198,7 @@ def test_a_ceiling_that_the_rest_does_not_fit_keeps_the_run_where_it_is(regions:
         ({"gpufleet:secret": {"secure": "x"}}, [EUROPE, "--plans", "same.json"], "encrypted for its stack"),
         ({"gpufleet:data": "s3://BUCKET/tokens"}, [EUROPE, "--plans", "same.json"], f"a bucket in {EUROPE}"),
         ({}, [EUROPE, "--yes", "--plans", "other.json"], "are of one job"),
+        ({}, [EUROPE, "--yes", "--plans", "same.json", "--plan", "2"], "--plan"),
         ({}, [EUROPE, "--yes"], "then --plans PLAN"),
         ({}, [EUROPE, "--plans", "same.json"], "--yes"),
     ],
