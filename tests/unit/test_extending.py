@@ -66,4 +66,4 @@ def test_a_configuration_key_is_one_field(copy: Path) -> None:
     settings.write_text(text[: place.start()] + field + text[place.start() :], encoding="utf-8")
     run(copy, "-m", "tools.pulumi_keys")
     written = (copy / "Pulumi.yaml").read_text(encoding="utf-8")
-    assert re.search(r"gpufleet:greeting:\n +type: string\n +default: hello\n +description: First words", written)
+    assert re.search(r'gpufleet:greeting:\n +type: "string"\n +default: "hello"\n +description: "First words', written)
