@@ -35,6 +35,12 @@ class ConfigError(ValueError):
     """A configuration or plan that this program cannot carry out; the message says value, limit and next step."""
 
 
+def read_shared_ceiling(text: str) -> SharedCeiling | None:
+    """Parse the value of gpufleet:sharedCeiling; None for none."""
+    found = re.fullmatch(_SHARED_CEILING, text)
+    return SharedCeiling(bucket=found[2], key=found[3], usd=float(found[4])) if found and found[1] else None
+
+
 def interface_endpoints(*, image: str, vpc_id: str = "") -> tuple[str, ...]:
     """Services that a VPC of the stack's own has interface endpoints for; none in an existing VPC (``vpc_id``)."""
     if vpc_id:
@@ -174,8 +180,8 @@ class StackSettings(_Model):
     """Spend in USD at which the fleet is drained and ended; 0 for the plan's budget."""
     shared_ceiling: str = Field(default="", pattern=_SHARED_CEILING)
     """Spend in USD of several stacks of the account together, like s3://BUCKET/budgets/team.json@5000. Their
-    controllers keep the object, in a versioned bucket of yours that no KMS key encrypts; each stack counts with all
-    that its meter has."""
+    controllers keep the object, in a versioned bucket of yours, whose KMS key must let them use it; each stack counts
+    with all that its meter has."""
     # A node takes up to half an hour to its last test; a window of more than a day waits for nodes at full price.
     gang_window_minutes: int = Field(default=DEFAULT_GANG_WINDOW_MINUTES, ge=15, le=1440)
     """Minutes that an incomplete fleet is paid before all of it is given back, 15 to 1440; the time for the copy of
@@ -197,8 +203,7 @@ class StackSettings(_Model):
     @property
     def shared(self) -> SharedCeiling | None:
         """The ceiling over several stacks."""
-        found = re.fullmatch(_SHARED_CEILING, self.shared_ceiling)
-        return SharedCeiling(bucket=found[2], key=found[3], usd=float(found[4])) if found and found[1] else None
+        return read_shared_ceiling(self.shared_ceiling)
 
     @property
     def command(self) -> str:

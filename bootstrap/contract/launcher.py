@@ -43,6 +43,7 @@ SHELL_SIGN = re.compile(r"[;|&<>]$|\d?>>?[\w./~$]")
 # Programs that read a command from an option's value: bash -lc, env -S.
 READERS = frozenset({"sh", "bash", "dash", "zsh", "fish", "env"})
 READS_TEXT = re.compile(r"-\w*[cS]")
+MANAGERS = frozenset({"poetry", "pdm", "pipenv", "uv"})  # also as modules: python -m poetry run
 SCRIPT = re.compile(r".+\.(py|pyc|pyz|sh)", re.DOTALL)
 
 
@@ -127,7 +128,7 @@ def words_before_script(words: Sequence[str]) -> list[str]:
         if SCRIPT.fullmatch(word) and not READS_TEXT.fullmatch(last):
             break
         head.append(word)
-        if is_python and re.fullmatch(r"-\w*m", last):
+        if is_python and re.fullmatch(r"-\w*m", last) and word not in MANAGERS:
             break
         is_python |= PurePath(word).name.startswith("python")
     return head

@@ -9,7 +9,9 @@ import json
 import tomllib
 from pathlib import Path
 
+from bootstrap.contract.shared_ceiling import SharedCeiling
 from infra.naming import PROJECT, Names
+from infra.policies.roles import keep_shared_ceiling
 from infra.policies.statements import Policy, Statement, allow, document
 
 _TAG = f"{PROJECT}:stack"
@@ -35,10 +37,12 @@ def _size(statements: list[Statement]) -> int:
     return len(json.dumps(document(*statements), separators=(",", ":")))
 
 
-def deployer_policy(names: Names, *, boundary: str = "", vpc_id: str = "", lustre: bool = False) -> Policy:
+def deployer_policy(
+    names: Names, *, boundary: str = "", vpc_id: str = "", lustre: bool = False, shared: SharedCeiling | None = None
+) -> Policy:
     """Policy of the deployer of one stack; ``boundary`` and ``vpc_id`` as its keys have them.
 
-    ``lustre``: its plan has a file system.
+    ``lustre``: its plan has a file system. ``shared``: `gpufleet down` ends the stack's row under it.
 
     Names that Pulumi makes up begin with the stack's prefix, so those of a stack "dev-2" also fit "dev-*". Whoever may
     write a role's policy and pass the role may do what that policy says: ``boundary`` bounds it.
@@ -85,6 +89,7 @@ def deployer_policy(names: Names, *, boundary: str = "", vpc_id: str = "", lustr
             condition={"StringEquals": {"iam:PassedToService": [f"{service}.amazonaws.com" for service in services]}},
         ),
         *(_file_system(names, requested, tagged) if lustre else []),
+        *(keep_shared_ceiling(names, shared) if shared else []),
         allow("MakeKey", ["kms:CreateKey", "kms:TagResource"], "*", condition=requested),
         allow("Key", _actions("kms", "key"), here("kms", "key/*"), condition=tagged),
         allow("Alias", ["kms:CreateAlias", "kms:DeleteAlias"], here("kms", names.key_alias)),

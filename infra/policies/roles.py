@@ -145,7 +145,7 @@ def controller_policy(names: Names, *, key_arn: str, shared: SharedCeiling | Non
     control = f"{names.bucket_arn}/{names.control_prefix}"
     own_arn = names.arn("lambda", f"function:{names.controller}")
     return document(
-        *(_keep_shared_ceiling(names, shared) if shared else []),
+        *(keep_shared_ceiling(names, shared) if shared else []),
         allow(
             "RunGroup",
             [
@@ -238,7 +238,8 @@ def _pull(names: Names, uri: str) -> list[Statement]:
     ]
 
 
-def _keep_shared_ceiling(names: Names, shared: SharedCeiling) -> list[Statement]:
+def keep_shared_ceiling(names: Names, shared: SharedCeiling) -> list[Statement]:
+    """Statements to read and write the rows of several stacks."""
     bucket_arn = f"arn:{names.partition}:s3:::{shared.bucket}"
     return [
         allow("KeepSharedCeiling", ["s3:GetObject", "s3:PutObject"], f"{bucket_arn}/{shared.key}"),

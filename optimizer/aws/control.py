@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bootstrap.contract import request, state
-from bootstrap.contract.codec import FormatError
+from bootstrap.contract.codec import FormatError, to_text
 from bootstrap.contract.request import PersonRequest, StackSpend, Want, merge_spends
+from bootstrap.contract.shared_ceiling import SharedCeiling, SharedSpend, StackRow, read_shared_spend
 from bootstrap.contract.state import ControllerState
 from optimizer.aws import errors
 from optimizer.contract.errors import GpufleetError
@@ -76,18 +77,42 @@ def end_spend(client: S3Client, bucket: str, prefix: str, *, stack: str, now: da
     _change_request(client, bucket, prefix, ended)
 
 
+def end_rows(client: S3Client, shared: SharedCeiling, stack: str, now: datetime) -> None:
+    """Let the rows of a destroyed stack under a shared ceiling grow no more; ``stack``: REGION/NAME."""
+
+    def ended(text: str) -> str:
+        try:
+            rows = read_shared_spend(text, f"s3://{shared.bucket}/{shared.key}").rows
+        except FormatError as error:
+            raise GpufleetError(str(error), next_step="bring an earlier version of the object back") from error
+        for meter in rows:
+            if meter.startswith(f"{stack} since "):  # bootstrap/controller/decide.py
+                rows[meter] = StackRow(usd=rows[meter].usd_until(now), usd_per_hour=0.0, end_s=0.0, at=now)
+        return to_text(SharedSpend(rows=rows))
+
+    _change(client, shared.bucket, shared.key, lambda text: text and ended(text))
+
+
 def _change_request(
     client: S3Client, bucket: str, prefix: str, change: Callable[[PersonRequest | None], PersonRequest | None]
 ) -> None:
     key = f"{prefix}/{request.FILE}"
+
+    def changed(text: str | None) -> str | None:
+        before = None
+        if text:
+            with suppress(FormatError):  # replaced
+                before = request.read_request(text, key, lenient=True)
+        after = change(before)
+        return None if after is None or after == before else after.to_text()
+
+    _change(client, bucket, key, changed)
+
+
+def _change(client: S3Client, bucket: str, key: str, change: Callable[[str | None], str | None]) -> None:
     content = _read(client, bucket, key)
-    before = None
-    if content:
-        with suppress(FormatError):  # replaced
-            before = request.read_request(content[0], key, lenient=True)
-    if (after := change(before)) is None or after == before:
+    if (text := change(content[0] if content else None)) is None:
         return
-    text = after.to_text()
     common: dict[str, Any] = {"Bucket": bucket, "Key": key, "Body": text.encode(), "ContentType": "application/json"}
     condition: dict[str, Any] = {"IfMatch": content[1]} if content else {"IfNoneMatch": "*"}
     try:
@@ -99,7 +124,7 @@ def _change_request(
             raise
         raise GpufleetError(
             f"s3://{bucket}/{key} changed while it was written",
-            why="another person changed or deleted it at the same moment",
+            why="another person, or stack, changed or deleted it at the same moment",
             next_step="read gpufleet status, then ask again",
         ) from error
 

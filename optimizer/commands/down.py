@@ -8,8 +8,10 @@ from pathlib import Path
 
 import click
 
+from bootstrap.contract.shared_ceiling import SharedCeiling
 from bootstrap.contract.words import counted
 from infra.naming import Names
+from infra.settings import read_shared_ceiling
 from optimizer.aws import clients, control, errors
 from optimizer.aws.actuals import read_groups
 from optimizer.commands.asking import confirm, consent_options, require_terminal
@@ -56,6 +58,8 @@ def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, sav
             end_nodes(stack_file)
         moved_to = _follow_moves(stack_file, directory)
         _write_left(take_down(stack_file.stack, directory), stack_file.stack)
+        if shared := read_shared_ceiling(str(stack_file.config.get("gpufleet:sharedCeiling", ""))):
+            _end_rows(stack_file, shared)
         if moved_to is not None:
             _end_spend(stack_file.stack, moved_to)
 
@@ -115,6 +119,19 @@ def _end_spend(stack: str, names: Names) -> None:
         s3, now = clients.s3(names.region), datetime.now(UTC)
         control.end_spend(s3, names.bucket, names.control_prefix, stack=stack, now=now)
     say(f"the meter of stack {names.stack} counts nothing more of {stack}")
+
+
+def _end_rows(file: StackFile, shared: SharedCeiling) -> None:
+    place = f"s3://{shared.bucket}/{shared.key}"
+    try:
+        with errors.explained(f"{place} cannot be written"):
+            control.end_rows(
+                clients.s3(file.plan.region), shared, f"{file.plan.region}/{file.stack}", datetime.now(UTC)
+            )
+        say(f"stack {file.stack} costs nothing more under the ceiling in {place}")
+    except GpufleetError as error:
+        # Other stacks are still to be destroyed.
+        say(f"note: the stack's row counts on, until you set its stack_usd_per_hour to 0: {error}", err=True)
 
 
 def _write_left(left: list[str], stack: str) -> None:

@@ -10,6 +10,7 @@ from botocore.session import get_session
 
 from infra.naming import Names
 from infra.policies.deployer import deployer_documents, deployer_policy
+from infra.settings import read_shared_ceiling
 from optimizer.aws import errors
 from optimizer.commands.options import OutputFile, one_stack_options
 from optimizer.commands.output import json_text, write_json
@@ -67,6 +68,7 @@ def _deployer(stack: str | None, account: str | None, directory: Path) -> dict[s
         boundary=config.get("gpufleet:permissionsBoundary", ""),
         vpc_id=config.get("gpufleet:vpcId", ""),
         lustre=file.plan.lustre is not None,
+        shared=read_shared_ceiling(config.get("gpufleet:sharedCeiling", "")),
     )
     parts = enumerate(deployer_documents(policy), start=1)
     return {f"{names.prefix}-deployer-{number}": part for number, part in parts} | _PREFLIGHT

@@ -70,6 +70,7 @@ def test_the_first_word_says_how_a_command_is_started(command: str, start: str) 
         ("bash -c 'if true; then A=1 timeout -k 5 2h qsub run.sh; fi'", "qsub starts ranks by a cluster's daemons"),
         ("timeout -s INT 3h bash -c 'numactl -N 0 python -mtorch.distributed.run train.py'", "torchrun has no option"),
         ("bash -c 'poetry -C src run torchrun train.py'", "torchrun has no option"),
+        ("python -m poetry run torchrun train.py", "torchrun has no option"),
         ("tini -g -- uv run --frozen python -m torch.distributed.run train.py", "torchrun has no option"),
         ("uv run train.py --nnodes 4 run torchrun", ""),
         ("env A=1 python -m train --model flux --do srun", ""),

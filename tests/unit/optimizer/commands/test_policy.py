@@ -47,6 +47,8 @@ def test_the_stacks_configuration_counts(gpufleet: Gpufleet, tmp_path: Path) -> 
     lustre = {"storage_gib": 1200, "data_gib": 900.0, "usd": 5.0}
     file.write_text(json.dumps({"config": {**config, "gpufleet:plan": sealed({**plan, "lustre": lustre})}}))
     assert "fsx:CreateFileSystem" in gpufleet(*arguments)[1]
+    file.write_text(json.dumps({"config": {**config, "gpufleet:sharedCeiling": "s3://team/budget.json@5000"}}))
+    assert "arn:aws:s3:::team/budget.json" in gpufleet(*arguments)[1]
 
 
 @pytest.mark.parametrize(

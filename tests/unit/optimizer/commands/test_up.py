@@ -16,6 +16,8 @@ import pytest
 import yaml
 from botocore.exceptions import ClientError
 
+from bootstrap.contract.codec import to_text
+from bootstrap.contract.shared_ceiling import SharedSpend, StackRow, read_shared_spend
 from optimizer.aws import clients
 from optimizer.commands import down, stop
 from optimizer.commands.pulumi_engine import carry_out
@@ -286,6 +288,33 @@ def test_down_that_cannot_see_the_nodes_ends_none_of_them_without_a_checkpoint(
     assert len(deployed.held("InService")) == 2 and not pulumi.ran("destroy")
     assert gpufleet("down", *deployed.arguments, "--yes", "--no-save")[0] == 0
     assert pulumi.ran("destroy")
+
+
+def test_down_ends_the_stacks_row_under_a_shared_ceiling(
+    pulumi: Pulumi, gpufleet: Gpufleet, deployed: DeployedStack
+) -> None:
+    """What is destroyed costs nothing more, and must not block the other stacks for ever."""
+    (pulumi.folder / "state").write_text(json.dumps({"version": 3, "deployment": {}}))
+    file = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
+    content = yaml.safe_load(file.read_text())
+    content["config"]["gpufleet:sharedCeiling"] = "s3://team/budget.json@5000"
+    file.write_text(yaml.safe_dump(content))
+    down_now = ("down", *deployed.arguments, "--yes", "--no-save")
+    deployed.s3.create_bucket(Bucket="team")
+    deployed.s3.put_object(Bucket="team", Key="budget.json", Body=b"[]")
+    code, _, err = gpufleet(*down_now)
+    assert code == 0 and "until you set its stack_usd_per_hour to 0: s3://team/budget.json is '[]'" in err
+    mine, begun = f"{REGION}/{deployed.names.stack}", datetime.now(UTC)
+    row = StackRow(usd=7.0, usd_per_hour=30.0, stack_usd_per_hour=1.0, end_s=600, at=begun - timedelta(hours=10))
+    rows = {f"{mine} since then": row, f"{mine}-2 since then": row}
+    deployed.s3.put_object(Bucket="team", Key="budget.json", Body=to_text(SharedSpend(rows=rows)).encode())
+    code, out, err = gpufleet(*down_now)
+    assert code == 0 and "costs nothing more under the ceiling in s3://team/budget.json" in out, err
+    text = deployed.s3.get_object(Bucket="team", Key="budget.json")["Body"].read().decode()
+    ended, other = read_shared_spend(text, "rows").rows.values()
+    later = begun + timedelta(days=100)
+    assert ended.usd_until(later) == ended.usd == pytest.approx(row.usd_until(begun), abs=0.1)
+    assert other.usd_until(later) == pytest.approx(row.usd_until(later))
 
 
 def test_down_without_saving_leaves_the_nodes_to_destroy(
