@@ -45,8 +45,6 @@ api: Any = importlib.import_module("torch.distributed.launcher.api")
 handlers: Any = importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler.handlers")
 logger = logging.getLogger("bootstrap.training.torchrun")
 LEAVING_POLL_S = 0.1
-# Options that choose where workers meet.
-RENDEZVOUS = ("--standalone", "--rdzv-", "--master-", "--node-rank")
 READ_AHEAD_BYTES = 64 * 2**20
 # From SIGTERM to SIGKILL for workers of a round that has failed. Those that wait for a dead peer in NCCL react to no
 # signal: torchrun's 30 s were most of a restart. A manifest can still be written; a save that lacks the dead
@@ -141,7 +139,8 @@ def read_ahead(environment: Mapping[str, str]) -> None:
     Saves write past the page cache, and a disk gives a share of 11 GiB in 6 to 8 s.
     """
     root = Path(environment.get(URI_VARIABLE) or os.devnull)
-    with contextlib.suppress(OSError, TrainingError):
+    # RuntimeError: torchrun ends meanwhile, and starts no more threads.
+    with contextlib.suppress(OSError, TrainingError, RuntimeError):
         for manifest in sorted(root.glob(f"step-*/{MANIFEST_NAME}"))[-1:]:
             file = manifest.with_name(rank_file_name(int(environment["RANK"])))
             size, block = file.stat().st_size, memoryview(bytearray(READ_AHEAD_BYTES))
@@ -159,8 +158,9 @@ def main() -> None:
     ours.addHandler(console)
     ours.setLevel(logging.INFO)
     api.LocalElasticAgent = FleetAgent
+    options = run.parse_args(sys.argv[1:])  # with those of variables PET_*
     # torchrun's own default gives every round of workers one store.
-    if not any(word.replace("_", "-").startswith(RENDEZVOUS) for word in sys.argv[1:]):
+    if options.rdzv_backend == "static" and options.nnodes in ("1", "1:1"):
         sys.argv.insert(1, "--standalone")
     # A round would find the addresses of the round before in torchrun's store: with torch 2.11 after kill -9, 11 of 19
     # restarts hung or failed, and with this 0 of 10.

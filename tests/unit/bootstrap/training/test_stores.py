@@ -7,6 +7,7 @@ import os
 import random
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
@@ -21,6 +22,7 @@ from botocore.exceptions import ClientError
 from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, ConfigurationError, InvalidCheckpoint
 from bootstrap.training.stores import LocalStore, S3Store, Store, open_store
+from bootstrap.training.stores.base import in_threads
 from bootstrap.training.stores.transfers import Boto3Transfers, CrtTransfers
 from tests.unit.bootstrap.training.conftest import BUCKET
 
@@ -93,6 +95,21 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(CheckpointError, match="No space left"):
         LocalStore(tmp_path).write("step-1/a", [bytes(IN_PARTS)])
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_after_an_error_threads_begin_no_further_item() -> None:
+    begun: list[int] = []
+
+    def do(item: int) -> None:
+        begun.append(item)
+        if item == 0:
+            raise OSError("no space")
+        time.sleep(0.001)
+
+    with pytest.raises(OSError, match="no space"):
+        in_threads(do, range(10_000))
+    assert len(begun) < 5_000
+    assert in_threads(str, range(100)) == [str(number) for number in range(100)]
 
 
 def test_listing_survives_a_folder_pruned_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,3 +306,34 @@ def test_a_worker_finds_its_file_of_the_newest_checkpoint_read(tmp_path: Path, m
             (folder / "manifest.json").touch()
     torchrun.read_ahead({**ranks, "GPUFLEET_CHECKPOINT_URI": str(tmp_path)})
     assert read == [("step-00000010-ab.1/rank-00001.bin", 0, 64), ("step-00000010-ab.1/rank-00001.bin", 64, 36)]
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(LocalStore, "read_into", refuse)
+    torchrun.read_ahead({**ranks, "GPUFLEET_CHECKPOINT_URI": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("variables", "arguments", "is_alone"),
+    [
+        ({}, ["train.py", "--rdzv-backend", "c10d"], True),
+        ({}, ["--nnodes", "1", "train.py"], True),
+        ({}, ["--nnodes", "2", "train.py"], False),
+        ({}, ["--nnodes=1:2", "--rdzv_backend=c10d", "--rdzv_endpoint=host:1", "train.py"], False),
+        ({}, ["--rdzv-backend", "c10d", "train.py"], False),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "host"}, ["train.py"], False),
+    ],
+)
+def test_only_a_single_node_meets_by_itself(
+    variables: dict[str, str], arguments: list[str], is_alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(OWN_STORE_VARIABLE, "1")
+    monkeypatch.setattr(sys, "argv", ["torchrun", *arguments])
+    monkeypatch.setattr(torchrun.api, "LocalElasticAgent", torchrun.api.LocalElasticAgent)
+    monkeypatch.setattr(torchrun.handlers, "SubprocessHandler", torchrun.handlers.SubprocessHandler)
+    monkeypatch.setattr(torchrun.run, "main", lambda: None)
+    torchrun.main()
+    assert sys.argv[1:] == ["--standalone"] * is_alone + arguments
