@@ -28,7 +28,7 @@ from bootstrap.contract.checkpoint import (
 )
 from bootstrap.training.checksum import matches
 from bootstrap.training.errors import CheckpointError, InvalidCheckpoint, tells_full_disk
-from bootstrap.training.facts import OTHER_RUN, facts_of
+from bootstrap.training.facts import facts_of
 from bootstrap.training.index import Extent, Index
 from bootstrap.training.stores.base import Store
 
@@ -206,7 +206,11 @@ class CommittedFolders(Generic[M]):
         committed = [checkpoint for checkpoint in scanned if not self.differences(checkpoint.manifest)]
         own = {checkpoint.prefix for checkpoint in committed}
         if others := [checkpoint for checkpoint in scanned if checkpoint.prefix not in own]:
-            logger.error(OTHER_RUN, self.store.uri, others[0].prefix, self.differences(others[0].manifest))
+            logger.error(
+                "%s has checkpoints of another run, which stay: %s, where %s. Where the newest is the other's, no "
+                "start of this run goes on: give each run its own store",
+                *(self.store.uri, others[0].prefix, self.differences(others[0].manifest)),
+            )
         newest = next(
             (i for i, found in enumerate(committed) if found.prefix == known_valid or self.is_valid(found)), None
         )

@@ -7,11 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# Line of the log; its arguments are the store, a checkpoint and its differences.
-OTHER_RUN = (
-    "%s has checkpoints of another run, which stay: %s, where %s. Where the newest is the other's, no start of this "
-    "run goes on: give each run its own store"
-)
 # Bytes at either end of a file that its digest is of: data sets are too large to read at each start.
 _END_BYTES = 4096
 # Fields of a Hugging Face configuration that change nothing of the training, or the precision of its arithmetic. A

@@ -26,6 +26,7 @@ from bootstrap.training.planning import PIECE_BYTES
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.state import MODEL, UNCHANGED, TrainingState, random_state, seed_everything
+from bootstrap.training.stores.base import in_threads
 from bootstrap.training.tensors import from_bytes, geometry_of, local_part
 
 logger = logging.getLogger(__name__)
@@ -117,8 +118,7 @@ class Resume:
             return from_bytes(data)
 
         try:
-            with ThreadPoolExecutor(READ_THREADS) as threads:
-                return "", list(threads.map(read, checkpoint.manifest.index.values))
+            return "", in_threads(read, checkpoint.manifest.index.values)
         except InvalidCheckpoint as error:
             return str(error), []
 

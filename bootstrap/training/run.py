@@ -102,11 +102,7 @@ class SpotTolerantRun:
     ) -> None:
         optional = {"scheduler": scheduler, "scaler": scaler}
         optional |= {f"extra.{name}": part for name, part in (extra or {}).items()}
-        if (
-            keep < 1
-            or (agree_every is not None and agree_every < 1)
-            or (checkpoint_every is not None and checkpoint_every < 1)
-        ):
+        if any(number is not None and number < 1 for number in (keep, agree_every, checkpoint_every)):
             raise ConfigurationError(
                 f"keep {keep}, agree_every {agree_every} and checkpoint_every {checkpoint_every} must be at least 1"
             )

@@ -50,10 +50,6 @@ class _Save:
     bytes: int = 0
     thread: threading.Thread | None = None
 
-    @property
-    def is_busy(self) -> bool:
-        return self.thread is not None and self.thread.is_alive()
-
 
 @dataclass(kw_only=True)
 class Saver:
@@ -101,7 +97,9 @@ class Saver:
     def flags(self) -> tuple[int, int]:
         """1 where this rank writes its file or the manifest, and 1 where it knows that the pending save failed."""
         save = self._pending
-        return (0, 0) if save is None else (int(save.is_busy), int(save.problem is not None))
+        if save is None:
+            return 0, 0
+        return int(save.thread is not None and save.thread.is_alive()), int(save.problem is not None)
 
     def advance(self, step: int, *, due: bool, any_busy: bool, any_failed: bool) -> None:
         """Take a save further once no rank is busy, then begin a due one; all ranks pass the same arguments."""

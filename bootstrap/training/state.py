@@ -274,7 +274,7 @@ class TrainingState:
 
     def _take_forms(self, saved: Mapping[str, SavedTensor], born: Forms, buffers_of: int) -> None:
         """Change the new model as its run did; ConfigurationError where it is another model."""
-        own = own_prefix(buffers_of)
+        own = f"{rank_prefix(buffers_of)}buffers."
         forms = {}
         for key, tensor in saved.items():
             if key.startswith(own):
@@ -348,7 +348,8 @@ def unwrap_optimizer(optimizer: Stateful) -> Stateful:
 
 def buffer_key(rank: int, name: str, buffer: torch.Tensor) -> str:
     """Key of a buffer: plain ones are a rank's own, as batch statistics differ between DDP's ranks."""
-    return f"{MODEL}.{plain_name(name)}" if isinstance(buffer, DTensor) else f"{own_prefix(rank)}{plain_name(name)}"
+    owner = MODEL if isinstance(buffer, DTensor) else f"{rank_prefix(rank)}buffers"
+    return f"{owner}.{plain_name(name)}"
 
 
 def state_of(part: Stateful) -> Mapping[str, Any]:
@@ -363,11 +364,6 @@ def state_of(part: Stateful) -> Mapping[str, Any]:
 def rank_prefix(rank: int) -> str:
     """Beginning of the keys of a rank's own tensors."""
     return f"rank-{rank:05d}."
-
-
-def own_prefix(rank: int) -> str:
-    """Beginning of the keys of a rank's own buffers of the model."""
-    return f"{rank_prefix(rank)}buffers."
 
 
 def has_torch_states(optimizer: Stateful) -> TypeGuard[torch.optim.Optimizer]:
