@@ -76,8 +76,8 @@ def _pack(inputs: list[Path], tokenizer: Path, out: Path, field: str, end_token:
                 for encoding in _encoded(loaded, texts):
                     tokens += file.write(np.array([*encoding.ids, end], dtype=dtype).tobytes()) // dtype.itemsize
                 count += len(texts)
-        if not count:
-            raise ConfigurationError(f"no document in {', '.join(map(str, inputs))}")
+        if tokens == count:  # the ends of empty documents
+            raise ConfigurationError(f"no document with text in {', '.join(map(str, inputs))}")
         facts = {
             "dtype": "uint16" if dtype.itemsize == 2 else "uint32",
             "tokens": tokens,

@@ -352,7 +352,8 @@ def test_packed_text_is_read_back_with_an_end_token_after_each_document(
         b'{"text": "a b"}\n{"text": "a': "x.jsonl:2 is no JSON",
         b"[" * 100_000: "x.jsonl:1 is no JSON",
         b'["a b"]\n': "x.jsonl:1 has no text 'text'",
-        b"\n": "no document in",
+        b"\n": "no document with text in",
+        b'{"text": ""}\n': "no document with text in",
     }.items():
         (tmp_path / "x.jsonl").write_bytes(text)
         assert pack_main([str(tmp_path / "x.jsonl"), *common]) == 1
