@@ -200,10 +200,6 @@ class Offer:
         spot = (("spot", price) for price in self.spot_by_zone)
         return (*((kind, price) for kind, price in one_each if price is not None), *spot)
 
-    def spot_in(self, zone_id: str) -> HourlyPrice | None:
-        """Spot price in a zone; a derived price is of every zone."""
-        return next((price for price in self.spot_by_zone if price.zone_id in (zone_id, "")), None)
-
     def learned_in(self, zone_id: str) -> tuple[LearnedPool, ...]:
         """Events of the spot pool of a zone, or of all for ""."""
         return tuple(pool for pool in self.learned_spot if zone_id in (pool.name.zone_id, ""))
