@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -173,13 +174,16 @@ class NextBlock(CapacityBlock):
 
 
 def usable_hours(blocks: Sequence[CapacityBlock], now: datetime, reserve_s: float) -> float:
-    """Hours from ``now`` on to train in: each block ends with a save of ``reserve_s``, each later one begins anew."""
-    hours = 0.0
-    for block in blocks:
-        boot_hours = BOOT / timedelta(hours=1) if block is not blocks[0] else 0.0
-        hours += max(0.0, block.usable_hours(now) - reserve_s / 3600 - boot_hours)
-        now = max(now, block.end)
-    return hours
+    """Hours from ``now`` or the first start until a save of ``reserve_s`` ends the last block; gaps between count."""
+    left = max(block.end for block in blocks) - BLOCK_TAIL - max(blocks[0].start, now)
+    return max(0.0, left / timedelta(hours=1) - reserve_s / 3600)
+
+
+def block_gaps(blocks: Sequence[CapacityBlock], now: datetime) -> list[tuple[float, float]]:
+    """Hours after which each block but the last closes, and hours from then until nodes of the next one train."""
+    begin, hour = max(blocks[0].start, now), timedelta(hours=1)
+    pairs = [(block.end - BLOCK_TAIL, max(block.end, later.start) + BOOT) for block, later in pairwise(blocks)]
+    return [((closes - begin) / hour, (opens - closes) / hour) for closes, opens in pairs]
 
 
 class SpotRange(_Model):

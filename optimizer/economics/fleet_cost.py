@@ -99,6 +99,27 @@ def run_cost(outcome: Outcome, bought: Bought) -> FleetCost:
     return cost
 
 
+def add_gap(
+    outcome: Outcome, cost: FleetCost, bought: Bought, closes: Floats, hours: Floats
+) -> tuple[Outcome, FleetCost]:
+    """Add ``hours`` without nodes after ``closes`` to runs that are not over; all but the nodes' compute is paid."""
+    ends = {name: getattr(outcome, f"hours_{name}") for name in ("expected", "p50", "p95")}
+    waits = {name: np.where(end > closes, hours, 0.0) for name, end in ends.items()}
+    usd_per_hour = {
+        "volumes": bought.nodes * bought.volume_usd_per_month / HOURS_PER_MONTH,
+        "storage": bought.storage_usd_per_month / HOURS_PER_MONTH,
+        "transfer": bought.endpoints_usd_per_hour,
+        "head_node": bought.controller_usd_per_hour,
+    }
+    added = {part: usd * waits["expected"] for part, usd in usd_per_hour.items()}
+    added |= {name: sum(usd_per_hour.values()) * wait for name, wait in waits.items()}
+    longer = {f"hours_{name}": end + waits[name] for name, end in ends.items()}
+    return (
+        replace(outcome, lost_hours=outcome.lost_hours + waits["expected"], **longer),
+        replace(cost, **{part: getattr(cost, part) + usd for part, usd in added.items()}),
+    )
+
+
 def _add_market(cost: FleetCost, outcome: Outcome, bought: Bought) -> FleetCost:
     """Add the on-demand nodes of the hours that Capacity Blocks do not hold."""
     usd = bought.nodes * (bought.on_demand_usd_per_hour - bought.usd_per_hour)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from optimizer.contract.request import Constraints
 from optimizer.economics.checkpoint import CheckpointTimes, checkpoints
-from optimizer.economics.fleet_cost import Bought, FleetCost, run_cost
+from optimizer.economics.fleet_cost import Bought, FleetCost, add_gap, run_cost
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
 from optimizer.economics.running_costs import RATES, reserve_hours
 from optimizer.performance.types import DDP, Bools, Floats, Ints, take_rows
@@ -62,9 +62,7 @@ class CandidateTable:
         if not self.nodes.size:
             fewest = int(self.fastest.nodes.min())
             owned = max(purchase.reservation.count for purchase in self.purchases if purchase.reservation)
-            reason = (
-                f"the fewest nodes of {name} that the training fits on are {fewest}, and the reservation has {owned}"
-            )
+            reason = f"the fewest nodes of {name} that the training fits on are {fewest}, more than are reserved"
             return Rejection(name, reason, "memory", fewest, owned)
         hours, usd = self.outcome.hours_p95, self.cost.p95 + self.cost.reserve
         if not np.isfinite(hours).any():
@@ -128,8 +126,7 @@ class CandidateTable:
     @property
     def _available_hours(self) -> Floats:
         hours: Floats = np.array([math.inf if it.fallback else it.hours for it in self.purchases])[self.purchase]
-        saves = np.array([1 + len(purchase.following) for purchase in self.purchases])[self.purchase]
-        return np.maximum(hours - saves * self.reserve_hours, 0.0)
+        return np.maximum(hours - self.reserve_hours, 0.0)
 
 
 class Candidate(NamedTuple):
@@ -195,7 +192,7 @@ def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPu
     step_s = fastest.train_hours * 3600 / problem.amount.steps
     last_writers = np.where(is_whole, 1, fastest.nodes)
     end_hours = reserve_hours(step_s, problem.checkpoint_gib, last_writers)[configuration]
-    market_after = column([p.hours if p.fallback else math.inf for p in purchases])
+    market_after = column([p.hours - sum(gap for _, gap in p.gaps) if p.fallback else math.inf for p in purchases])
     copy = problem.node_copy(fastest.instance.name)
     running = [problem.running_costs(p.offer.region) for p in purchases]
     bought = Bought(
@@ -208,7 +205,7 @@ def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPu
         usd_per_hour=column([p.price.usd_per_hour for p in purchases]),
         p95_usd_per_hour=column([p.p95_usd_per_hour for p in purchases]),
         on_demand_usd_per_hour=column([p.offer.on_demand.usd_per_hour if p.offer.on_demand else 0 for p in purchases]),
-        market_after_hours=market_after - end_hours * column([1 + len(p.following) for p in purchases]),
+        market_after_hours=market_after - end_hours * column([1 + len(p.gaps) for p in purchases]),
         reserve_hours=end_hours,
         copy_usd=column([copy.requests * usd.read_request_usd if copy else 0.0 for usd in running]),
         **{name: column([getattr(usd, name) for usd in running]) for name in RATES},
@@ -237,13 +234,18 @@ def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPu
             staging_hours=np.full(nodes.size, copy.hours if copy else 0.0),
         )
     )
+    cost = run_cost(outcome, bought)
+    for k in range(max(len(p.gaps) for p in purchases)):
+        gaps = [p.gaps[k] if k < len(p.gaps) else (math.inf, 0.0) for p in purchases]
+        closes, hours = (column(values) for values in zip(*gaps, strict=True))
+        outcome, cost = add_gap(outcome, cost, bought, closes - end_hours, hours + end_hours)
     return CandidateTable(
         fastest=fastest,
         purchases=tuple(purchases),
         configuration=configuration,
         purchase=purchase,
         outcome=outcome,
-        cost=run_cost(outcome, bought),
+        cost=cost,
         reserve_hours=end_hours,
         checkpoints=saves,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -15,6 +15,7 @@ from optimizer.contract.plan import (
     NextBlock,
     PurchaseOption,
     Volumes,
+    block_gaps,
     usable_hours,
 )
 from optimizer.contract.request import Constraints, ExistingReservation
@@ -34,7 +35,8 @@ class PricedPurchase:
         topped_up: all of the reservation's nodes, and others on demand.
         hazard: of a spot node.
         fallback: on-demand nodes replace spot nodes that do not come, and Capacity Blocks that are over.
-        hours: hours the nodes are available, drain included; finite for Capacity Blocks.
+        hours: hours until the last Capacity Block ends, drain and gaps included; infinite for others.
+        gaps: of a row of blocks, hours after which each closes, and hours until the next one trains.
         following: Capacity Blocks that follow the reservation's.
     """
 
@@ -47,6 +49,7 @@ class PricedPurchase:
     reservation: ExistingReservation | None = None
     fallback: bool = False
     hours: float = math.inf
+    gaps: Sequence[tuple[float, float]] = ()
     following: tuple[ExistingReservation, ...] = ()
 
     @cached_property
@@ -125,6 +128,7 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
                 price=price,
                 reservation=owned,
                 hours=usable_hours(blocks, datetime.now(UTC), 0.0) if blocks else math.inf,
+                gaps=block_gaps(blocks, datetime.now(UTC)) if blocks else (),
                 following=tuple(following),
                 fallback=bool(blocks and offer.on_demand and limits.spot_fallback == "on-demand"),
             )

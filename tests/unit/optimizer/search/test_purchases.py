@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from infra.refusals import plan_refusals
 from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.recommend import Recommendation
@@ -138,6 +139,34 @@ def test_blocks_of_the_same_nodes_are_one_purchase_and_the_market_follows_where_
     # The blocks are paid, and enough.
     assert plan.cost_usd.breakdown.compute == 0
     assert any(node.market == "on-demand" for node in plan.node_prices_usd_per_hour)
+
+
+def test_the_hours_between_blocks_of_a_row_count_with_what_all_but_the_nodes_costs() -> None:
+    """The second block begins days later: the run waits for it, and its endpoints and storage are paid."""
+    limits: dict[str, Any] = {"purchase_options": ["capacity-block"], **P4D, "work": {"samples": 20_000_000}}
+    alone = answer(existing_reservations=[block(2000)], **limits).plans[0]
+    half, now = alone.hours.p95 / 2 + 2, datetime.now(UTC)
+
+    def row(days: float, **changes: Any) -> Recommendation:
+        begin = now + timedelta(hours=half, days=days)
+        times = {"start": begin.isoformat(), "end": (begin + timedelta(hours=half)).isoformat()}
+        later = owned(1, capacity_block=times, capacity_reservation_id="cr-0abcdef2")
+        return answer(existing_reservations=[block(half), later], **limits, **changes)
+
+    near, far = row(0).plans[0], row(10).plans[0]
+    saves_h = near.hours.p95 - alone.hours.p95  # a save, the block's last half an hour, and the next one's boot
+    assert saves_h == pytest.approx(1 + near.reserve_s / 3600, rel=0.01)
+    assert far.hours.p95 - near.hours.p95 == pytest.approx(240, rel=1e-3)
+    assert far.hours.expected - near.hours.expected == pytest.approx(240, rel=1e-3)
+    parts = near.cost_usd.breakdown
+    beside = 240 / near.hours.expected * (parts.volumes + parts.transfer + parts.head_node)
+    more = far.cost_usd.expected - near.cost_usd.expected
+    assert beside - 0.05 < more < beside + 240 / near.hours.expected * parts.storage
+    assert far.cost_usd.p95 - near.cost_usd.p95 == pytest.approx(more, abs=0.03)
+    assert far.interruption.lost_hours - near.interruption.lost_hours == pytest.approx(240, rel=1e-3)
+    assert not [*plan_refusals(far)], "the program compares the same hours with the same row"
+    late = row(10, deadline_hours=near.hours.p95 + 100)
+    assert not late.plans and late.rejected[0].binding_constraint == "deadline"
 
 
 def test_a_capacity_block_that_is_over_is_named() -> None:
