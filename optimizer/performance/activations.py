@@ -101,7 +101,8 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
         yield "norms of heads", heads * (element + HEAD_NORM_BYTES * widened)
     # A score's softmax, the product's input if another tensor, and a mask byte. Attention without a fused kernel: 4.2
     # bytes a score in 32 bits and 5.1 by a compiler on H200 (Llama 1B in tf32 and BERT base, torch 2.11, 2026-11-21).
-    softmax = max(x.wide_residual, 4.0 * x.code.written_out) if not x.recipe.compiled else element
+    is_compiled = x.recipe.compiled and x.has_dropout and not x.causal
+    softmax = element if is_compiled else max(x.wide_residual, 4.0 * x.code.written_out)
     if not x.has_flash:  # soft-capped scores keep the output of tanh
         copied = element if softmax > element else element * x.has_dropout
         a_score = softmax + copied + x.has_dropout + model.soft_cap * element

@@ -181,8 +181,11 @@ class Case:
         # PyTorch's scaled_dot_product_attention takes no soft cap and no sinks (transformers 5.23, integrations/
         # sdpa_attention.py, models/gemma2 and gpt_oss: _supports_sdpa is False).
         lacks_kernel = code.written_out and bool(model.soft_cap or model.sinks)
-        # Neither do grouped queries in 32 bits (means of unlike layers are not such), nor compiled attention that is
-        # not causal and drops.
+        # Share of the layers whose window PyTorch's attention gets as a mask: it computes all scores.
+        has_masks = code.written_out and recipe.attention == "flash" and not lacks_kernel
+        self.masked_share = self.windowed if has_masks else 0.0
+        # Nor has it a kernel for grouped queries in 32 bits (means of unlike layers are not such), nor has a
+        # compiler one for attention that is not causal and drops.
         grouped = self.kv < self.query and self.sublayers <= USUAL_SUBLAYERS
         lacks_kernel |= code.written_out and self.element > 2.0 and grouped
         compiled = code.written_out and recipe.compiled and not code.compiles_layers
@@ -200,8 +203,6 @@ class Case:
         self.trains_head = tuning.trains_all or not (tuning.adapts or model.tied_embeddings)
         # Share of the layers that the backward pass reaches.
         self.live_share = 1.0 - tuning.frozen_layers / max(model.layers, 1)
-        # Share of the layers whose window PyTorch's attention gets as a mask: it computes all scores.
-        self.masked_share = self.windowed if code.written_out and self.has_flash else 0.0
 
     def _read_bytes(self) -> None:
         """Set bytes a parameter, means over the model's parameters (data/frameworks.toml explains them)."""
@@ -314,8 +315,7 @@ class Case:
         self.residual: Number = np.where(self.is_narrow, narrow, self.wide_residual)
         # Mixtures whose products run in 32 bits under a 16-bit recipe: autocast skips torch's grouped product
         # (https://github.com/pytorch/pytorch/issues/174763; transformers 5.23, integrations/moe.py, _grouped_mm).
-        self.experts_miss_autocast = self.autocast and model.experts > 0
-        self.experts_in_32_bits = self.experts_miss_autocast & np.logical_not(self.is_narrow)
+        self.experts_in_32_bits = (self.autocast and model.experts > 0) & np.logical_not(self.is_narrow)
         self.expert_element: Number = np.where(self.experts_in_32_bits, 4.0, self.element)
         # Rows of the fullest expert rank over the mean, and those kept: NVIDIA's routers are forced to balance.
         self.capacity: Number = np.where(self.expert > 1, EXPERT_CAPACITY, 1.0)
