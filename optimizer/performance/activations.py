@@ -95,6 +95,8 @@ def kept_bytes(x: Case) -> Iterator[tuple[str, Number]]:
     yield "attention projections", element * attention_inputs + output
     if not x.is_t5:
         yield "rotary positions", x.residual * by_hand * autocast * heads
+    if not x.code.fused_kernels:  # attention's output once more
+        yield "joins of the context ring", np.where(x.context > 1, element * x.query / x.tensor, 0.0)
     if model.head_norms:
         # Under autocast the kernel reads a widened copy.
         widened = by_hand * np.where(autocast > 0, 1.0, float(not x.has_fused_norms))

@@ -64,6 +64,9 @@ FP32_BATCHED = 0.5
 ATTENTION_DROPOUT = (64.0, 40.0)
 # Time of fused attention with a mask over that without: Llama, compiled, 1.6 to 2.0.
 MASKED_ATTENTION = 1.75
+# Joins of a context ring's outputs, bytes a query's element and turn (torch's context_parallel, two ranks, sequences of
+# 16k to 64k, h200_x2_context_experts_202611.md).
+RING_JOIN = 250.0
 # Speed of torch's grouped 16-bit product of experts over a dense one (as above).
 GROUPED_PRODUCT = 0.8
 # NVIDIA's code for mixtures, least error over the mixtures of data/nvidia_runs.csv (2026-11-28): speed of its grouped

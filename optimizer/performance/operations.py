@@ -246,6 +246,9 @@ def _elementwise(x: Case) -> Iterator[Operation]:
     if x.has_fused_fp8:
         quantised = 2.0 * h + x.query / x.tensor + ffn
         yield row("quantisation", (kernels.QUANTISE_BYTES, kernels.QUANTISE_BYTES), quantised)
+    if not x.code.fused_kernels:
+        joined = kernels.RING_JOIN * (x.context - 1.0) * x.query / x.tensor
+        yield Operation(name="joins of the context ring", count=model.layers, moved=x.tokens * joined)
     if model.experts:
         rows = model.experts_per_token * x.capacity * h * model.mixture_layers / model.layers
         fused = x.code.fused_kernels

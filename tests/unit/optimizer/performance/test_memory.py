@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.hardware import Precision
 from optimizer.contract.units import GIB
+from optimizer.performance.activations import kept_bytes
 from optimizer.performance.rates import visible_memory_gib
 from optimizer.performance.rows import estimate_row
 from optimizer.performance.table import reserve_gib
@@ -24,6 +25,7 @@ from tests.unit.optimizer.performance.fixtures import (
     GPT2_XL,
     LLAMA_8B,
     RESNET,
+    case_of,
     node,
     of,
     written_out_norms,
@@ -41,6 +43,20 @@ def test_states_of_adam_in_mixed_precision_are_exact() -> None:
     assert memory["weights"] == pytest.approx((4 + 2) * n / GIB)  # and autocast's 16-bit copies
     sgd = of(data=1, sharding=DDP, recipe=Recipe(seq_len=512, optimizer="sgd")).memory_gib
     assert sgd["optimizer_state"] == pytest.approx(4 * n / GIB)
+
+
+def test_no_compiler_nor_width_makes_scores_and_masks_smaller_than_measured() -> None:
+    """Compiled scores were measured of BERT with dropout; Mistral's mask is in each layer, whatever its kernel."""
+    gemma, mistral = resolve_model("gemma-2-2b"), resolve_model("mistral-7b")
+    eager, compiled = (
+        dict(kept_bytes(case_of(gemma, Recipe(seq_len=4096, compiled=how))))["scores"] for how in (False, True)
+    )
+    assert eager == compiled > 0
+    narrow, wide = (
+        dict(kept_bytes(case_of(mistral, Recipe(seq_len=8192, precision=precision))))["masks of windows"]
+        for precision in ("bf16", "tf32")
+    )
+    assert wide == 2 * narrow > 0
 
 
 def test_states_of_megatron_are_18_bytes_a_parameter_and_of_zero_16() -> None:
