@@ -131,7 +131,9 @@ class _Run:
         except (FormatError, ClientError, TickError) as error:
             # `gpufleet status` says why, as long as no node lives, whose lease a newer state would renew.
             state = before or first_state(Tick(settings=self.settings, seen=observed, now=self.now))
-            if state.phase not in ENDED and all(machine.ended for machine in observed.machines):
+            asked = observed.request
+            goes_on = asked is not None and asked.want == "run" and asked != state.request
+            if (goes_on or state.phase not in (*ENDED, "paused")) and all(it.ended for it in observed.machines):
                 state = replace(state, reason=f"gpufleet:sharedCeiling: {error}"[:500])
                 with suppress(ConflictError, ClientError, BotoCoreError):
                     save_state(self.clients, self.settings, state, self.etag)

@@ -18,7 +18,7 @@ import pytest
 from awscrt.auth import AwsCredentialsProvider
 
 import bootstrap.agent
-from bootstrap.agent import container, credentials
+from bootstrap.agent import container, credentials, torchrun
 from bootstrap.agent.credentials import TrainingCredentials
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.environment import _path
@@ -28,7 +28,7 @@ from bootstrap.agent.rendezvous import meet
 from bootstrap.agent.settings import Settings
 from bootstrap.contract.launcher import split_command
 from bootstrap.contract.report import read_report
-from bootstrap.training.notices import Notice
+from bootstrap.training.notices import Notice, NoticeFiles
 from bootstrap.training.watcher import SPOT_PATH
 
 AGENT = Path(bootstrap.agent.__file__).parent
@@ -257,6 +257,16 @@ def test_the_training_gets_its_own_roles_credentials_and_no_others(
         own._keep()
     assert slept == [credentials.RENEW_S, credentials.RENEW_S, credentials.RETRY_S] and file.read_text() != before
     assert credentials.RENEW_S < credentials.LIFE_S - 15 * 60
+
+
+def test_a_fault_of_an_earlier_program_ends_no_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its script did without the rank that wrote the file."""
+    monkeypatch.setattr(torchrun, "training_environment", lambda *_: {})
+    monkeypatch.setattr(torchrun, "start_as", lambda *_: None)
+    node = SimpleNamespace(settings=Settings({}), notices=NoticeFiles(tmp_path / "drain"))
+    (tmp_path / "drain.at-fault").touch()
+    torchrun.Torchrun(cast(Any, node), None)
+    assert not (tmp_path / "drain.at-fault").exists()
 
 
 def test_credentials_that_cannot_be_written_are_renewed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

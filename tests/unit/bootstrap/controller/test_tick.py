@@ -441,6 +441,22 @@ def test_a_shared_ceiling_that_s3_refuses_starts_no_node_and_status_says_why(
     assert stack.read_text() == written
 
 
+def test_a_run_that_ended_keeps_its_reason_until_a_person_asks_it_to_go_on(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack.ask("stop")
+    stack.tick()
+    stopped = stack.read_text()
+    stack.config = replace(stack.config, shared=SharedCeiling(bucket="nowhere", key="team.json", usd=500.0))
+    for want, says in (("stop", "asked to stop"), ("run", "gpufleet:sharedCeiling: ")):
+        stack.ask(want)
+        with pytest.raises(ClientError, match="NoSuchBucket"):
+            stack.tick()
+        assert says in stack.read()["reason"] and (stack.read_text() == stopped) is (want == "stop")
+    make_team(stack, 500.0)
+    assert stack.tick().phase == "starting"
+
+
 def test_a_bucket_without_versions_holds_no_rows_as_nobody_would_see_them_deleted(stack: Stack) -> None:
     stack.clients.s3.create_bucket(Bucket="team")
     stack.config = replace(stack.config, shared=SharedCeiling(bucket="team", key="team.json", usd=500.0))
