@@ -70,7 +70,10 @@ class FleetAgent(LocalElasticAgent):
             # After a worker's failure the context closes itself, and names neither a signal nor a limit:
             # https://github.com/pytorch/pytorch/blob/v2.11.0/torch/distributed/elastic/multiprocessing/api.py#L974
             workers = [handler.proc for handler in context.subprocess_handlers.values()]
-            has_notice = any(worker.poll() == EXIT_INTERRUPTED for worker in workers)
+            notices = NoticeFiles.from_environment()
+            # Code without bootstrap.training may end with any status after its save.
+            has_notice = notices is not None and notices.read_stop() is not None
+            has_notice |= any(worker.poll() == EXIT_INTERRUPTED for worker in workers)
             end_workers(*signals) if signals or has_notice else end_workers(timeout=STOP_S)
             for worker in workers if any(worker.poll() for worker in workers) else ():
                 # Each worker leads a session. What a killed one forked holds its port and its memory on the GPU.

@@ -37,13 +37,13 @@ from pathlib import Path
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.ledger import process_started_at
 
-here, restarts = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+here, restarts, parent = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.getppid()
 row = {"argv": sys.argv, "orig_argv": sys.orig_argv, "name": __name__, "path": sys.path[0], "parent": os.getppid(),
        "session": os.getsid(0) == os.getpid(), "imported": "told" in sys.modules, "rank": os.environ["RANK"],
        "pid": os.getpid(), "shares": os.environ["TORCHELASTIC_USE_AGENT_STORE"], "started_at": process_started_at()}
 with (here / "starts.jsonl").open("a") as file:
     file.write(json.dumps(row) + "\\n")
-while not restarts and not (here / "go").exists():
+while not restarts and not (here / "go").exists() and os.getppid() == parent:
     time.sleep(0.01)
 if not restarts:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -138,7 +138,7 @@ signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 if os.environ["RANK"] == "0":
     while not (here / "child-1").exists():
         time.sleep(0.01)
-    os._exit(75)
+    os._exit(int(sys.argv[2]))
 while not asked:
     time.sleep(0.01)
 time.sleep(1.5)
@@ -146,12 +146,16 @@ time.sleep(1.5)
 """
 
 
-def test_workers_that_leave_after_a_notice_clean_up_and_what_they_started_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [75, 3])
+def test_workers_that_leave_after_a_notice_clean_up_and_what_they_started_ends(status: int, tmp_path: Path) -> None:
     """Their own processes, as data loaders', go on until they have ended, and hold no port and no GPU later."""
+    if status != 75:
+        (tmp_path / "drain").write_text(f"{time.time() + 60:.0f} SIGTERM\n")
     (tmp_path / "work.py").write_text(NOTICED)
     program = "from bootstrap.training import torchrun; torchrun.STOP_S = 0.1; torchrun.main()"
-    arguments = ["--nproc-per-node", "2", str(tmp_path / "work.py"), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(torchrun.__file__).parents[2])}
+    arguments = ["--nproc-per-node", "2", str(tmp_path / "work.py"), str(tmp_path), str(status)]
+    root, drain = Path(torchrun.__file__).parents[2], tmp_path / "drain"
+    environment = {**os.environ, "PYTHONPATH": str(root), "GPUFLEET_DRAIN_FILE": str(drain)}
     ended = subprocess.run([sys.executable, "-c", program, *arguments], env=environment, check=False)
     assert ended.returncode == 1 and (tmp_path / "cleaned").read_text() == "None"
     for rank in range(2):
@@ -168,12 +172,13 @@ from pathlib import Path
 here, rank, restarts = Path(sys.argv[1]), os.environ["RANK"], int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 print(f"start {restarts} of {rank}", flush=True)
 print("to standard error", file=sys.stderr)
-while not restarts and not (here / "go").exists():
+parent = os.getppid()  # a killed test's torchrun ends nothing
+while not restarts and not (here / "go").exists() and os.getppid() == parent:
     time.sleep(0.01)
 if not restarts:
     sys.exit(3)
 os.write(1, b"\\r 10%\\r 20%")
-while not (here / f"seen-{rank}").exists():
+while not (here / f"seen-{rank}").exists() and os.getppid() == parent:
     time.sleep(0.01)
 os.write(1, b"\\r\\n" + b"x" * 100_000 + b"\\nthe last line has no end")
 """
