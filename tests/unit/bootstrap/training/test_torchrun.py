@@ -146,14 +146,14 @@ time.sleep(1.5)
 """
 
 
-@pytest.mark.parametrize("status", [75, 3])
-def test_workers_that_leave_after_a_notice_clean_up_and_what_they_started_ends(status: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended_with", [75, 3])
+def test_workers_that_leave_after_a_notice_clean_up_and_what_they_started_ends(ended_with: int, tmp_path: Path) -> None:
     """Their own processes, as data loaders', go on until they have ended, and hold no port and no GPU later."""
-    if status != 75:
+    if ended_with != 75:
         (tmp_path / "drain").write_text(f"{time.time() + 60:.0f} SIGTERM\n")
     (tmp_path / "work.py").write_text(NOTICED)
     program = "from bootstrap.training import torchrun; torchrun.STOP_S = 0.1; torchrun.main()"
-    arguments = ["--nproc-per-node", "2", str(tmp_path / "work.py"), str(tmp_path), str(status)]
+    arguments = ["--nproc-per-node", "2", str(tmp_path / "work.py"), str(tmp_path), str(ended_with)]
     root, drain = Path(torchrun.__file__).parents[2], tmp_path / "drain"
     environment = {**os.environ, "PYTHONPATH": str(root), "GPUFLEET_DRAIN_FILE": str(drain)}
     ended = subprocess.run([sys.executable, "-c", program, *arguments], env=environment, check=False)
