@@ -75,10 +75,12 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
     # The user took the plan; only a spot place has rivals once launches have told something.
     if own in ready and not (state.pools and own in spot):
         return ChosenPlace(name=own, why="the plan's own place")
-    # An adaptive gang leaves spot in time, and without on-demand places nothing is sooner.
-    if not settings.adaptive and buying(settings.places, "on-demand"):
-        spot = {name: place for name, place in spot.items() if not _is_late(tick, state, place)}
+    late = sorted(spot.keys() & ready.keys(), key=lambda name: spot[name].hours_p95)
+    # An adaptive gang leaves spot in time.
+    spot = {name: place for name, place in spot.items() if settings.adaptive or not _is_late(tick, state, place)}
     in_time = {name: place for name, place in spot.items() if name in ready}
+    if late and not in_time and not buying(settings.places, "on-demand"):
+        return ChosenPlace(name=late[0], why="no place is sure to meet the deadline, and this one is the fastest")
     if best := _best_spot(tick, state, view, in_time):
         return best
     why = ""

@@ -100,9 +100,8 @@ def _change_request(
 
     def changed(text: str | None) -> str | None:
         before = None
-        if text:
-            with suppress(FormatError):  # replaced
-                before = request.read_request(text, key, lenient=True)
+        with suppress(FormatError):  # replaced
+            before = request.read_request(text or "", key, lenient=True)
         after = change(before)
         return None if after is None or after == before else after.to_text()
 

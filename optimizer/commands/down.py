@@ -129,8 +129,7 @@ def _end_rows(file: StackFile, shared: SharedCeiling) -> None:
                 clients.s3(file.plan.region), shared, f"{file.plan.region}/{file.stack}", datetime.now(UTC)
             )
         say(f"stack {file.stack} costs nothing more under the ceiling in {place}")
-    except GpufleetError as error:
-        # Other stacks are still to be destroyed.
+    except GpufleetError as error:  # other stacks are still to be destroyed
         say(f"note: the stack's row counts on, until you set its stack_usd_per_hour to 0: {error}", err=True)
 
 

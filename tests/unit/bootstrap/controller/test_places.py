@@ -12,7 +12,7 @@ from bootstrap.contract.codec import to_text
 from bootstrap.contract.settings import Lifecycle, Place
 from bootstrap.contract.state import read_state
 from bootstrap.contract.timings import ASK_AGAIN
-from tests.unit.bootstrap.controller.world import MINUTE, PLACES, START, World, place, rotating, trained
+from tests.unit.bootstrap.controller.world import MINUTE, OWN, PLACES, START, World, place, rotating, trained
 
 SPOT = {name: one for name, one in PLACES.items() if one.purchase == "spot"}
 
@@ -125,6 +125,20 @@ def test_a_place_that_takes_nodes_back_but_replaces_them_is_remembered() -> None
     assert (world.phase, where(world)) == ("running", "spot p4d az1")
     record = world.known.pools["spot p4d az1"]
     assert (record.reclaims, record.returns) == (1, 1)
+
+
+@pytest.mark.parametrize(("slower", "why"), [(1, "the cheapest spot place"), (9, "this one is the fastest")])
+def test_a_late_spot_place_is_not_chosen_because_it_is_cheap(slower: int, why: str) -> None:
+    """Nor where all are late, and nothing can be bought on demand."""
+    fast, slow = PLACES["spot p4d az2"], PLACES["spot p4de az3"]
+    places = {
+        OWN: PLACES[OWN],
+        "fast": replace(fast, usd_per_hour=14.0, hours_p95=10.0 * slower),
+        "slow": replace(slow, usd_per_hour=12.0, hours_p95=40.0 * slower),
+    }
+    world = World(rotating(places=places, deadline_hours=24.0), rooms=empty("az1"))
+    world.run_until("running")
+    assert world.known.place and world.known.place.name == "fast" and why in world.known.place.why
 
 
 @pytest.mark.parametrize(
