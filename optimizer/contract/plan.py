@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -181,9 +181,9 @@ def usable_hours(blocks: Sequence[CapacityBlock], now: datetime, reserve_s: floa
 
 def block_gaps(blocks: Sequence[CapacityBlock], now: datetime) -> list[tuple[float, float]]:
     """Hours after which each block but the last closes, and hours from then until nodes of the next one train."""
-    begin, hour = max(blocks[0].start, now), timedelta(hours=1)
     pairs = [(block.end - BLOCK_TAIL, max(block.end, later.start) + BOOT) for block, later in pairwise(blocks)]
-    return [((closes - begin) / hour, (opens - closes) / hour) for closes, opens in pairs]
+    hour = timedelta(hours=1)
+    return [((closes - max(blocks[0].start, now)) / hour, (opens - closes) / hour) for closes, opens in pairs]
 
 
 class SpotRange(_Model):
@@ -763,7 +763,9 @@ class FleetPlan(_Model):
         own = [*self.node_prices_usd_per_hour.values()]
         if self.purchase.option == "reserved" and not self.purchase.on_demand_top_up and own:
             return own[0] * self.node_count
-        return self.cost_usd.breakdown.compute / self.hours.expected
+        gaps = block_gaps(self.purchase.blocks, datetime.min.replace(tzinfo=UTC))
+        hours = self.hours.expected - sum(gap for closes, gap in gaps if closes < self.hours.expected)
+        return self.cost_usd.breakdown.compute / hours
 
     @property
     def checkpoint_writers(self) -> int:

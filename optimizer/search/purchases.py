@@ -128,7 +128,7 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
                 price=price,
                 reservation=owned,
                 hours=usable_hours(blocks, datetime.now(UTC), 0.0) if blocks else math.inf,
-                gaps=block_gaps(blocks, datetime.now(UTC)) if blocks else (),
+                gaps=block_gaps(blocks, datetime.now(UTC)),
                 following=tuple(following),
                 fallback=bool(blocks and offer.on_demand and limits.spot_fallback == "on-demand"),
             )

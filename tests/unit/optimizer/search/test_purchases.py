@@ -151,7 +151,8 @@ def test_the_hours_between_blocks_of_a_row_count_with_what_all_but_the_nodes_cos
         begin = now + timedelta(hours=half, days=days)
         times = {"start": begin.isoformat(), "end": (begin + timedelta(hours=half)).isoformat()}
         later = owned(1, capacity_block=times, capacity_reservation_id="cr-0abcdef2")
-        return answer(existing_reservations=[block(half), later], **limits, **changes)
+        priced = [each | {"usd_per_hour": 2.0} for each in (block(half), later)]
+        return answer(existing_reservations=priced, **limits, **changes)
 
     near, far = row(0).plans[0], row(10).plans[0]
     saves_h = near.hours.p95 - alone.hours.p95  # a save, the block's last half an hour, and the next one's boot
@@ -163,6 +164,8 @@ def test_the_hours_between_blocks_of_a_row_count_with_what_all_but_the_nodes_cos
     more = far.cost_usd.expected - near.cost_usd.expected
     assert beside - 0.05 < more < beside + 240 / near.hours.expected * parts.storage
     assert far.cost_usd.p95 - near.cost_usd.p95 == pytest.approx(more, abs=0.03)
+    assert far.compute_usd_per_hour == pytest.approx(near.compute_usd_per_hour, rel=1e-3)
+    assert far.compute_usd_per_hour == pytest.approx(2.0, rel=0.02)
     assert far.interruption.lost_hours - near.interruption.lost_hours == pytest.approx(240, rel=1e-3)
     assert not [*plan_refusals(far)], "the program compares the same hours with the same row"
     late = row(10, deadline_hours=near.hours.p95 + 100)
