@@ -75,7 +75,7 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
     # The user took the plan; only a spot place has rivals once launches have told something.
     if own in ready and not (state.pools and own in spot):
         return ChosenPlace(name=own, why="the plan's own place")
-    late = sorted(spot.keys() & ready.keys(), key=lambda name: spot[name].hours_p95)
+    late = sorted((name for name in spot if name in ready), key=lambda name: spot[name].hours_p95)
     # An adaptive gang leaves spot in time.
     spot = {name: place for name, place in spot.items() if settings.adaptive or not _is_late(tick, state, place)}
     in_time = {name: place for name, place in spot.items() if name in ready}
