@@ -96,19 +96,10 @@ def test_the_ceiling_counts_a_nat_gateway_at_no_less_than_any_region_asks() -> N
     assert more == pytest.approx(dearest + known.unit_price("public-ipv4", "us-east-1").usd)
 
 
-@pytest.mark.parametrize(
-    ("plan", "given", "endpoints"),
-    [
-        ({}, {"gpufleet:image": CONTAINER}, 2),
-        ({}, {"gpufleet:image": CONTAINER, **EXISTING_VPC}, 0),
-    ],
-)
-def test_the_ceiling_counts_endpoints_beyond_the_plans(
-    plan: dict[str, Any], given: dict[str, str], endpoints: int
-) -> None:
+@pytest.mark.parametrize(("vpc", "endpoints"), [({}, 2), (EXISTING_VPC, 0)])
+def test_the_ceiling_counts_endpoints_beyond_the_plans(vpc: dict[str, str], endpoints: int) -> None:
     """They are billed as long as the stack exists, at no less than any region asks."""
-    without = {key: value for key, value in given.items() if key in ("gpufleet:mode", *EXISTING_VPC)}
-    stack, plain = deploy(plan, given), deploy(plan, without)
+    stack, plain = deploy(config={"gpufleet:image": CONTAINER, **vpc}), deploy(config=vpc)
     assert len(stack.all("VpcEndpoint")) - len(plain.all("VpcEndpoint")) == endpoints
     known = catalog.load()
     dearest = max(price.usd for price in known.unit_prices if price.item == "vpc-endpoint")

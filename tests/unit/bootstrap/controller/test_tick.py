@@ -48,11 +48,29 @@ def watch(monkeypatch: pytest.MonkeyPatch, client: Any, operation: str) -> list[
     return sent
 
 
-def refuse(monkeypatch: pytest.MonkeyPatch, client: Any, operation: str, code: str = "Throttling") -> None:
-    """AWS answers one operation with an error from now on."""
+# S3's answer for a deleted object; moto's 404 lacks the header:
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/DeleteMarker.html
+DELETED = {"x-amz-delete-marker": "true"}
 
-    def call(**_: Any) -> None:
-        raise ClientError({"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {}}, operation)  # type: ignore[typeddict-item]
+
+def refuse(
+    monkeypatch: pytest.MonkeyPatch,
+    client: Any,
+    operation: str,
+    code: str = "Throttling",
+    *,
+    message: str = "no",
+    bucket: str = "",
+    headers: dict[str, str] | None = None,
+) -> None:
+    """AWS answers one operation, or that on one bucket, with an error from now on."""
+    own = getattr(client, operation)
+
+    def call(**asked: Any) -> Any:
+        if bucket and asked["Bucket"] != bucket:
+            return own(**asked)
+        error: Any = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPHeaders": headers or {}}}
+        raise ClientError(error, operation)
 
     monkeypatch.setattr(client, operation, call)
 
@@ -388,25 +406,9 @@ def test_a_missing_object_of_rows_is_begun_and_one_that_cannot_be_read_stops_all
     s3.put_object(Bucket="team", Key="budgets/team.json", Body=b"[]")
     with pytest.raises(FormatError, match=r"s3://team/budgets/team.json is '\[\]', and must be an object"):
         stack.tick()
-    load_rows, headers = bucket.load_rows, {"x-amz-delete-marker": "true"}
-
-    def refused(code: str) -> Any:
-        def get_object(**_: Any) -> None:
-            raise ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPHeaders": headers}}, "GetObject")  # type: ignore[typeddict-item]
-
-        def load(*args: Any) -> Any:
-            with monkeypatch.context() as patch:
-                patch.setattr(s3, "get_object", get_object)
-                return load_rows(*args)
-
-        return load
-
     # The rows of other stacks would be forgotten until their next ticks, and those of destroyed ones for good.
-    monkeypatch.setattr("bootstrap.controller.bucket.load_rows", refused("NoSuchKey"))
+    refuse(monkeypatch, s3, "get_object", "NoSuchKey", bucket="team", headers=DELETED)
     with pytest.raises(FormatError, match=r"s3://team/budgets/team.json was deleted: bring an earlier version back"):
-        stack.tick()
-    monkeypatch.setattr("bootstrap.controller.bucket.load_rows", refused("AccessDenied"))
-    with pytest.raises(ClientError, match="AccessDenied"):
         stack.tick()
 
 
@@ -416,26 +418,19 @@ def test_a_shared_ceiling_that_s3_refuses_starts_no_node_and_status_says_why(
 ) -> None:
     """As where the bucket's key is not granted, on a stack's first tick and later."""
     make_team(stack, 500.0)
-    own = getattr(stack.clients.s3, operation)
-
-    def refused(**asked: Any) -> Any:
-        if asked["Bucket"] != "team":
-            return own(**asked)
-        error: Any = {"Error": {"Code": "AccessDenied", "Message": "not authorized to perform: kms:Decrypt"}}
-        raise ClientError(error, "GetObject")
-
+    s3, denied = stack.clients.s3, "not authorized to perform: kms:Decrypt"
     with monkeypatch.context() as patch:
-        patch.setattr(stack.clients.s3, operation, refused)
+        refuse(patch, s3, operation, "AccessDenied", message=denied, bucket="team")
         for _ in range(2):
             with pytest.raises((TickError, ClientError), match="kms:Decrypt"):
                 stack.tick()
             said = stack.read()["reason"]
-            assert said.startswith("gpufleet:sharedCeiling: ") and "not authorized to perform: kms:Decrypt" in said
+            assert said.startswith("gpufleet:sharedCeiling: ") and denied in said
     assert stack.members() == []
     assert stack.tick().phase == "starting"
     # A node's lease must not be renewed.
     written = stack.read_text()
-    monkeypatch.setattr(stack.clients.s3, operation, refused)
+    refuse(monkeypatch, s3, operation, "AccessDenied", message=denied, bucket="team")
     with pytest.raises((TickError, ClientError)):
         stack.tick()
     assert stack.read_text() == written
@@ -571,19 +566,11 @@ def test_a_newer_controllers_fleet_is_left_alone_and_goes_on_with_its_meter(
 
 def test_a_deleted_state_is_not_a_first_tick(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     stack.trained()
-    headers = {"x-amz-delete-marker": "true"}
-
-    def deleted(**_: Any) -> None:
-        # S3's answer; moto's 404 lacks the header: https://docs.aws.amazon.com/AmazonS3/latest/userguide/DeleteMarker.html
-        answer: Any = {"Error": {"Code": "NoSuchKey"}, "ResponseMetadata": {"HTTPHeaders": headers}}
-        raise ClientError(answer, "GetObject")
-
     with monkeypatch.context() as patch, pytest.raises(StateError, match="was deleted"):
-        patch.setattr(stack.clients.s3, "get_object", deleted)
+        refuse(patch, stack.clients.s3, "get_object", "NoSuchKey", headers=DELETED)
         bucket.load_state(stack.clients, stack.config)
-    headers.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(stack.clients.s3, "get_object", deleted)
+        refuse(patch, stack.clients.s3, "get_object", "NoSuchKey")
         assert bucket.load_state(stack.clients, stack.config) == (None, None)
 
 
