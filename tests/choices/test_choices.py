@@ -6,19 +6,16 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.offline.preview import resources
-from optimizer.catalog import Catalog, load
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import FLAG_FIELDS, Constraints, Workload, request_from_dict
-from optimizer.performance.calibration import Calibration
-from optimizer.performance.calibration import load as load_calibration
 from optimizer.recommend import recommend
+from tests.unit.optimizer.search.requests import calibration, catalog
 
 PAGE = Path(__file__).with_name("README.md")
 # Flags that repeat.
@@ -83,16 +80,6 @@ def as_request(flags: str) -> dict[str, Any]:
         else:
             request[name] = value
     return request
-
-
-@cache
-def catalog() -> Catalog:
-    return load()
-
-
-@cache
-def calibration() -> Calibration:
-    return load_calibration()
 
 
 def test_the_page_has_sixty_requests_and_few_are_open() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import yaml
 
 from infra.naming import Names
 from optimizer.aws.actuals import DeployedGroup, read_group
@@ -97,6 +98,17 @@ class DeployedStack:
     def arguments(self) -> list[str]:
         """``--stack`` and ``--directory``."""
         return ["--stack", self.names.stack, "--directory", str(self.directory)]
+
+    @property
+    def file(self) -> Path:
+        """The stack's configuration file."""
+        return self.directory / f"Pulumi.{self.names.stack}.yaml"
+
+    def configure(self, **values: Any) -> None:
+        """Set keys of the configuration."""
+        content = yaml.safe_load(self.file.read_text())
+        content["config"] |= {f"gpufleet:{key}": value for key, value in values.items()}
+        self.file.write_text(yaml.safe_dump(content))
 
     @property
     def group(self) -> DeployedGroup:

@@ -36,7 +36,14 @@ def test_a_reader_that_has_enough_is_no_failure(command: list[str]) -> None:
     with os.fdopen(writer, "w") as closed:
         done = run(*command, stdout=closed)
     assert done.returncode == 0
-    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+    assert not any(words in done.stderr for words in ("Traceback", "BrokenPipe", "Exception ignored"))
+
+
+def test_a_closed_output_is_an_error() -> None:
+    command = f"{sys.executable} -c '{CODE}' offers --format csv >&-"
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert done.returncode == 1 and "error: standard output is closed" in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 
 def test_ascii_output_replaces_what_it_lacks() -> None:

@@ -9,14 +9,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.catalog import Catalog, invariants, load
-from optimizer.catalog.snapshot import SHIPPED
+from optimizer.catalog import Catalog, invariants
 from optimizer.contract.hardware import HourlyPrice, InterruptionBand, Zones
-
-
-@pytest.fixture(scope="module")
-def sound() -> Catalog:
-    return load(SHIPPED)
 
 
 def _type(**changes: Any) -> Callable[[Catalog], Catalog]:
@@ -81,14 +75,14 @@ FUTURE = date(2027, 1, 1)
         (lambda c: replace(c, unit_prices=()), "every unit price is known"),
     ],
 )
-def test_a_broken_rule_is_found(sound: Catalog, change: Callable[[Catalog], Catalog], rule: str) -> None:
-    found = invariants.check(change(sound))
+def test_a_broken_rule_is_found(catalog: Catalog, change: Callable[[Catalog], Catalog], rule: str) -> None:
+    found = invariants.check(change(catalog))
     assert any(rule in violation.rule for violation in found), found
     assert all(violation.place and violation.value for violation in found)
 
 
-def test_nvlink_needs_a_gpu_with_nvlink(sound: Catalog) -> None:
-    types = {i.name: i for i in sound.instance_types}
+def test_nvlink_needs_a_gpu_with_nvlink(catalog: Catalog) -> None:
+    types = {i.name: i for i in catalog.instance_types}
     linked = replace(types["g5.48xlarge"], interconnect="nvlink")
-    found = invariants.check(replace(sound, instance_types=(linked,)))
+    found = invariants.check(replace(catalog, instance_types=(linked,)))
     assert "a type linked by NVLink has a GPU with NVLink" in {violation.rule for violation in found}

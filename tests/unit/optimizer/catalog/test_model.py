@@ -4,14 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.catalog import Catalog, load
-from optimizer.catalog.snapshot import SHIPPED
+from optimizer.catalog import Catalog
 from optimizer.contract.errors import DataMissingError, InvalidInputError
-
-
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return load(SHIPPED)
 
 
 def test_unknown_names_are_the_users_to_mend(catalog: Catalog) -> None:

@@ -208,11 +208,6 @@ def test_a_catalog_that_breaks_an_invariant_is_not_kept(pricing: Stubber, monkey
 TODAY = date(2026, 11, 21)
 
 
-@pytest.fixture
-def tables() -> Tables:
-    return snapshot.read_snapshot(snapshot.SHIPPED).tables
-
-
 def offer_row(tables: Tables, name: str, region: str = "us-east-1") -> Offer | None:
     rows = [row for row in tables.offers if (row.instance.name, row.region) == (name, region)]
     assert len(rows) <= 1

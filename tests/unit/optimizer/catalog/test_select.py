@@ -4,15 +4,9 @@ import math
 
 import pytest
 
-from optimizer.catalog import Catalog, load
+from optimizer.catalog import Catalog
 from optimizer.catalog.select import Filter, parse_range, select, sort
-from optimizer.catalog.snapshot import SHIPPED
 from optimizer.contract.errors import InvalidInputError
-
-
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return load(SHIPPED)
 
 
 @pytest.mark.parametrize(

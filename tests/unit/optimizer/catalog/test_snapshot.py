@@ -18,11 +18,6 @@ MADE_AT = datetime(2026, 11, 21, 9, tzinfo=UTC)
 
 
 @pytest.fixture
-def tables() -> Tables:
-    return read_snapshot(SHIPPED).tables
-
-
-@pytest.fixture
 def written(tmp_path: Path, tables: Tables) -> Path:
     write_snapshot(tmp_path / "catalog", tables, made_at=MADE_AT)
     return tmp_path / "catalog"
@@ -63,11 +58,6 @@ def _no_directory(directory: Path) -> None:
     directory.rmdir()
 
 
-def _a_file(directory: Path) -> None:
-    _no_directory(directory)
-    directory.write_bytes(b"")
-
-
 Rows = list[dict[str, Any]]
 
 
@@ -98,7 +88,6 @@ def _priced(kind: str, usd: float) -> Callable[[Path], None]:
     ("damage", "says"),
     [
         (_no_directory, "No such file"),
-        (_a_file, "Not a directory"),
         (lambda d: (d / FILE).write_text(""), "is no catalog"),
         (lambda d: (d / FILE).write_text("[]"), "is no catalog"),
         (lambda d: (d / FILE).write_text('{"format_version": 7}'), "is no catalog"),

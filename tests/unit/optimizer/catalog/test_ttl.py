@@ -3,15 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import date, timedelta
 
-import pytest
-
-from optimizer.catalog import Catalog, load, ttl
-from optimizer.catalog.snapshot import SHIPPED
-
-
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return load(SHIPPED)
+from optimizer.catalog import Catalog, ttl
 
 
 def test_every_source_but_a_datasheet_ages(catalog: Catalog) -> None:

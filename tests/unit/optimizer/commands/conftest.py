@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from bootstrap.contract.requirements import read_pins
 from optimizer.cli import main
 from optimizer.commands import progress
+from tests.unit.optimizer.deployed import Clock
 
 # Arguments in; exit status, standard output and standard error out.
 Gpufleet = Callable[..., tuple[int, str, str]]
@@ -41,6 +43,16 @@ def gpufleet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         return code, out, err
 
     return call
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the commands that wait for a stack."""
+    clock = Clock(start=datetime.now(UTC))
+    monkeypatch.setattr("time.sleep", clock.sleep)
+    for module in ("stop", "move", "move.regions", "down", "deploying"):
+        monkeypatch.setattr(f"optimizer.commands.{module}.datetime", clock)
+    return clock
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,29 @@ from optimizer.contract.plan import CapacityBlock
 from optimizer.contract.request import Constraints
 from tests.plans import SPOT_P4D
 from tests.unit.optimizer.commands.conftest import Gpufleet
-from tests.unit.optimizer.commands.preflight.account import END, NOW, START, Answer, FakeAws, Refusal, aws, offering
+from tests.unit.optimizer.commands.preflight.account import (
+    END,
+    NOW,
+    RESERVATION,
+    START,
+    Answer,
+    FakeAws,
+    Frozen,
+    Refusal,
+    aws,
+    capacity_block,
+    offering,
+)
 
 __all__ = ["aws"]
 
-ID, BLOCK = "cb-0123456789abcdef0", "cr-0123456789abcdef0"
+ID, BLOCK = "cb-0123456789abcdef0", RESERVATION
 BUY = ("blocks", "buy", ID)
 SPENT = offering("cb-end", "9", StartDate=NOW - timedelta(days=1), EndDate=NOW + timedelta(hours=1))
 
 
 @pytest.fixture(autouse=True)
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Frozen(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-            return NOW
-
     monkeypatch.setattr(blocks, "datetime", Frozen)
 
 
@@ -45,18 +52,7 @@ def plan(tmp_path: Path) -> str:
 
 def block(**changes: Any) -> dict[str, Any]:
     """The bought block, as AWS describes a reservation."""
-    return {
-        "CapacityReservationId": BLOCK,
-        "ReservationType": "capacity-block",
-        "InstanceType": "p4d.24xlarge",
-        "AvailabilityZone": "us-east-1a",
-        "AvailabilityZoneId": "use1-az2",
-        "TotalInstanceCount": 2,
-        "State": "payment-pending",
-        "StartDate": START,
-        "EndDate": END,
-        **changes,
-    }
+    return capacity_block(**{"State": "payment-pending", **changes})
 
 
 @pytest.fixture

@@ -28,14 +28,12 @@ def read_error(err: str) -> dict[str, Any]:
     ("words", "kind", "says"),
     [
         (("frobnicate",), "NoSuchCommand", "No such command"),
-        (("completion",), "UsageError", "completion is gone"),
         (("recommend", "--modl", "7B"), "NoSuchOption", "No such option '--modl'"),
         (("offers", "--sort"), "UsageError", "--sort is gone"),
         (("estimate", "--micro-batch", "x", "--model", "7B"), "BadParameter", "x"),
         (("estimate",), "UsageError", "Missing option '--model'"),
         (("recommend", "missing.yaml"), "InvalidInputError", "missing.yaml cannot be read"),
         (("offers", "--gpu", "H999"), "InvalidInputError", "GPU 'H999' is not in the catalog"),
-        (("preview", "missing.json"), "InvalidInputError", "missing.json cannot be read"),
         (("status", "--stack", "a/b"), "InvalidInputError", "a/b"),
     ],
 )

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.plans import sample_plan
+from tests.plans import LLAMA, sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
 
-def test_a_file_and_the_lines_that_start_it(gpufleet: Gpufleet, tmp_path: Path) -> None:
-    plan, out = tmp_path / "plan.json", tmp_path / "my_run.py"
-    plan.write_text(sample_plan().to_json(), encoding="utf-8")
-    code, printed, notes = gpufleet("launch-config", str(plan), "--engine", "torchtitan", "--out", str(out))
+def test_a_file_and_the_lines_that_start_it(gpufleet: Gpufleet, plan: str, tmp_path: Path) -> None:
+    out = tmp_path / "my_run.py"
+    code, printed, notes = gpufleet("launch-config", plan, "--engine", "torchtitan", "--out", str(out))
     line = "pulumi config set gpufleet:trainCommand -- '-m torchtitan.train --module my_run --config plan'"
     assert (code, printed) == (0, "") and line in notes and line in out.read_text(encoding="utf-8")
     assert "export HF_MODEL" in notes, "this plan has no model config"
@@ -90,6 +89,5 @@ def test_what_pods_could_not_carry_out_is_refused(
 
 
 def test_without_a_command_the_reference_trainer_runs(gpufleet: Gpufleet, tmp_path: Path) -> None:
-    llama = {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}
-    code, out, _ = gpufleet("manifest", write(tmp_path, job={"architecture": llama}), *REQUIRED)
+    code, out, _ = gpufleet("manifest", write(tmp_path, job={"architecture": LLAMA}), *REQUIRED)
     assert code == 0 and "- bootstrap.trainer\n" in out

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from optimizer.commands import deploying, down, move, stop
+from optimizer.commands import deploying, down, move
 from optimizer.commands.stack_file import StackFile, write_stack_file
 from optimizer.contract.errors import GpufleetError
 from tests.unit.optimizer.commands.conftest import Gpufleet
@@ -22,15 +21,6 @@ def pulumi(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Pulumi CLI seems to be there; it is not called."""
     for module in (move, down):
         monkeypatch.setattr(module, "require_pulumi", lambda: None)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock(start=datetime.now(UTC))
-    monkeypatch.setattr("time.sleep", clock.sleep)
-    for module in (stop, move, down):
-        monkeypatch.setattr(module, "datetime", clock)
-    return clock
 
 
 @pytest.fixture
@@ -211,7 +201,7 @@ def test_a_run_that_cannot_move_stays_and_says_why(
     longer |= {"hours": {"expected": 9.5, "p50": 9.4, "p95": 10.2}}
     for name, changes in {"same.json": {}, "other.json": longer}.items():
         (deployed.directory / name).write_text(plan_in(EUROPE, **changes).to_json())
-    path = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
+    path = deployed.file
     content = path.read_text() + "".join(f"  {key}: {json.dumps(value)}\n" for key, value in config.items())
     path.write_text(content.replace("BUCKET", deployed.names.bucket))
     given = [str(deployed.directory / word) if word.endswith(".json") else word for word in arguments]

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from optimizer.cli import cli
-from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, merged, sealed
+from tests.plans import LLAMA, ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, merged, sealed
 
 RESERVED = merged(SPOT_P4D, {"purchase": {"option": "reserved", "on_demand_base": 0}})
 
@@ -58,9 +58,6 @@ def test_both_forms_say_where_the_plan_goes_without_capacity(tmp_path: Path) -> 
         ("use1-az6", "on-demand", 21.96),
         ("use1-az6", "spot", 14.0),
     ]
-
-
-LLAMA = {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}
 
 
 @pytest.mark.parametrize(

@@ -127,35 +127,22 @@ def test_recommend_trains_it_by_samples(gpufleet: Gpufleet, model: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("command", "arguments", "says"),
     [
-        (("--samples", "1M"), "global_batch is missing"),
-        (("--tokens", "1B", "--global-batch", "64"), "samples or steps"),
-        (("--samples", "1M", "--global-batch", "64", "--seq-len", "512"), "samples or steps"),
-    ],
-)
-def test_a_module_is_counted_in_samples_of_its_own_shape(
-    gpufleet: Gpufleet, model: Path, arguments: tuple[str, ...], says: str
-) -> None:
-    code, out, err = gpufleet("recommend", "--model", str(model), *arguments)
-    assert (code, out) == (2, "")
-    assert says in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--tensor", "2"), "data-parallel"),
-        (("--activation-checkpointing", "selective"), "none or full"),
-        (("--framework", "megatron"), "keeps weights of its own"),
-        (("--precision", "fp8"), "is counted in samples"),
-        (("--seq-len", "512"), "samples of the shape"),
+        ("recommend", ("--samples", "1M"), "global_batch is missing"),
+        ("recommend", ("--tokens", "1B", "--global-batch", "64"), "samples or steps"),
+        ("recommend", ("--samples", "1M", "--global-batch", "64", "--seq-len", "512"), "samples or steps"),
+        ("estimate", (*H100, "--tensor", "2"), "data-parallel"),
+        ("estimate", (*H100, "--activation-checkpointing", "selective"), "none or full"),
+        ("estimate", (*H100, "--framework", "megatron"), "keeps weights of its own"),
+        ("estimate", (*H100, "--precision", "fp8"), "is counted in samples"),
+        ("estimate", (*H100, "--seq-len", "512"), "samples of the shape"),
     ],
 )
 def test_what_no_profile_can_answer_is_refused(
-    gpufleet: Gpufleet, model: Path, arguments: tuple[str, ...], says: str
+    gpufleet: Gpufleet, model: Path, command: str, arguments: tuple[str, ...], says: str
 ) -> None:
-    code, out, err = gpufleet("estimate", "--model", str(model), *H100, *arguments)
+    code, out, err = gpufleet(command, "--model", str(model), *arguments)
     assert (code, out) == (2, "")
     assert says in err
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bootstrap.contract.state import ControllerState
-from optimizer.commands import deploying, down, move, stop, up
+from bootstrap.contract.state import ControllerState, read_state
+from optimizer.commands import deploying, down, stop, up
 from optimizer.commands.move import regions
 from optimizer.commands.stack import put_plan
 from optimizer.commands.status import live
@@ -66,20 +66,7 @@ class World(Regions):
         stop.ask(self.stacks[stack].names, "arn:aws:iam::123456789012:user/ada", "stop")
 
     def state(self, stack: str) -> ControllerState:
-        from bootstrap.contract.state import read_state
-
-        s3, names = self.stacks[stack].s3, self.stacks[stack].names
-        body = s3.get_object(Bucket=names.bucket, Key="control/state.json")["Body"].read().decode()
-        return read_state(body, "state")
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock(start=datetime.now(UTC))
-    monkeypatch.setattr("time.sleep", clock.sleep)
-    for module in (stop, move, down, regions, deploying):
-        monkeypatch.setattr(module, "datetime", clock)
-    return clock
+        return read_state(json.dumps(self.stacks[stack].get("control/state.json")), "state")
 
 
 @pytest.fixture

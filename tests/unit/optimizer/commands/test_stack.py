@@ -166,22 +166,8 @@ def test_without_an_answer_of_aws_the_parameter_decides_at_each_up(project: Path
 def test_nonsense_ends_with_2_and_writes_nothing(project: Path, plan: Any, message: str) -> None:
     path = project / "Pulumi.dev.yaml"
     path.write_text(EXISTING)
-    with pytest.raises(InvalidInputError) as caught:
-        CliRunner().invoke(
-            cli,
-            [
-                "stack",
-                "set",
-                str(write(project, plan)),
-                "--stack=dev",
-                f"--directory={project}",
-                "--accept-stale-prices",
-            ],
-            catch_exceptions=False,
-            standalone_mode=False,
-        )
-    assert message in str(caught.value)
-    assert caught.value.exit_code == 2
+    error = run(project, write(project, plan)).exception
+    assert isinstance(error, InvalidInputError) and error.exit_code == 2 and message in str(error)
     assert path.read_text() == EXISTING
 
 

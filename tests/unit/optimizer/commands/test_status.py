@@ -399,21 +399,27 @@ def test_an_unknown_stack_ends_with_2(deployed: DeployedStack, gpufleet: Gpuflee
     assert code == 2 and says in err
 
 
+def interrupt_after(deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch, times: int) -> list[float]:
+    """Let the run drain once the command waits, and press Ctrl-C in the last of so many waits; returns the waits."""
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        deployed.write_state(phase="draining", reason="asked to stop", since="2026-11-23T04:00:00Z")
+        if len(slept) == times:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    return slept
+
+
 @pytest.mark.parametrize("form", ["table", "csv"])
 def test_watch_without_a_terminal_tells_events_or_repeats_csv(
     deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     deployed.write_state()
     write_ledger(deployed)
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        deployed.write_state(phase="draining", reason="asked to stop", since="2026-11-23T04:00:00Z")
-        if len(slept) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("time.sleep", sleep)
+    slept = interrupt_after(deployed, monkeypatch, 3)
     code, out, _ = gpufleet("status", *deployed.arguments, "--watch", "60", "--format", form)
     assert code == 0 and slept == [60, 60, 60]
     if form == "csv":
@@ -451,15 +457,7 @@ def test_a_terminal_is_redrawn_until_ctrl_c(
     deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployed.write_state()
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        deployed.write_state(phase="draining", reason="asked to stop")
-        if len(slept) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("time.sleep", sleep)
+    slept = interrupt_after(deployed, monkeypatch, 2)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     cleared = Mock()
     monkeypatch.setattr("click.clear", cleared)

@@ -1,24 +1,15 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from optimizer.aws import clients
-from optimizer.commands import stop
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import Clock, DeployedStack
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock(start=datetime.now(UTC))
-    monkeypatch.setattr("optimizer.commands.stop.time.sleep", clock.sleep)
-    monkeypatch.setattr(stop, "datetime", clock)
-    return clock
 
 
 def test_stop_asks_the_controller_and_ends_stuck_nodes_itself(

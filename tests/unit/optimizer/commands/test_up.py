@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,12 +18,12 @@ from botocore.exceptions import ClientError
 from bootstrap.contract.codec import to_text
 from bootstrap.contract.shared_ceiling import SharedSpend, StackRow, read_shared_spend
 from optimizer.aws import clients
-from optimizer.commands import down, stop
+from optimizer.commands import down
 from optimizer.commands.pulumi_engine import carry_out
 from optimizer.commands.status import live
 from optimizer.contract.errors import GpufleetError
 from tests.engine.emulated_aws import amazon_image
-from tests.plans import sample_plan
+from tests.plans import LLAMA, sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import IMAGE, REGION, Clock, DeployedStack
 
@@ -69,20 +68,9 @@ def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pulumi:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock(start=datetime.now(UTC))
-    monkeypatch.setattr("time.sleep", clock.sleep)
-    monkeypatch.setattr(stop, "datetime", clock)
-    return clock
-
-
-@pytest.fixture
 def plan(deployed: DeployedStack) -> str:
     """A plan file of the deployed stack, whose configuration names an image that AWS has."""
-    file = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
-    content = yaml.safe_load(file.read_text())
-    content["config"]["gpufleet:amiId"] = amazon_image(IMAGE, "x86_64")["ami_id"]
-    file.write_text(yaml.safe_dump(content))
+    deployed.configure(amiId=amazon_image(IMAGE, "x86_64")["ami_id"])
     path = deployed.directory / "plan.json"
     path.write_text(sample_plan().to_json())
     return str(path)
@@ -133,19 +121,16 @@ def test_the_plan_is_set_and_carried_out(
 def test_a_stack_without_wheels_gets_them(
     pulumi: Pulumi, up: Up, deployed: DeployedStack, checked: None, plan: str, downloads: list[list[str]]
 ) -> None:
-    llama = {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}
-    Path(plan).write_text(sample_plan(job={"architecture": llama}).to_json())
+    Path(plan).write_text(sample_plan(job={"architecture": LLAMA}).to_json())
     assert up()[0] == 0 and up()[0] == 0
-    file = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
-    packed = Path(yaml.safe_load(file.read_text())["config"]["gpufleet:wheels"])
+    packed = Path(yaml.safe_load(deployed.file.read_text())["config"]["gpufleet:wheels"])
     assert packed.is_file()
     assert len(downloads) == 2, "one archive, of wheels for two Pythons"
 
 
 def test_an_obstacle_in_the_account_ends_it_before_pulumi(pulumi: Pulumi, up: Up, deployed: DeployedStack) -> None:
     """The emulated account has no image of Amazon's name, and no quotas to read."""
-    file = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
-    file.write_text(re.sub("gpufleet:amiId: .*", "gpufleet:amiId: ami-0123456789abcdef0", file.read_text()))
+    deployed.configure(amiId="ami-0123456789abcdef0")
     code, out, err = up()
     assert code == 1 and "error    image" in out and "nothing was created" in err and "gpufleet up" in err
     assert not pulumi.ran("up")
@@ -238,10 +223,7 @@ def test_down_says_what_becomes_of_the_checkpoints_as_deployed(
     """Destroy goes by the state: gpufleet:forceDestroy that was changed since takes effect at the next up only."""
     resources = [{**one, "protect": deployed_protected and one["custom"]} for one in LEFT]
     (pulumi.folder / "state").write_text(json.dumps({"version": 3, "deployment": {"resources": resources}}))
-    file = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
-    content = yaml.safe_load(file.read_text())
-    content["config"]["gpufleet:forceDestroy"] = deployed_protected
-    file.write_text(yaml.safe_dump(content))
+    deployed.configure(forceDestroy=deployed_protected)
     monkeypatch.setattr(down, "require_terminal", Mock())
     monkeypatch.setattr(down, "confirm", Mock(side_effect=GpufleetError("not confirmed")))
     code, out, err = gpufleet("down", *deployed.arguments)
@@ -295,10 +277,7 @@ def test_down_ends_the_stacks_row_under_a_shared_ceiling(
 ) -> None:
     """What is destroyed costs nothing more, and must not block the other stacks for ever."""
     (pulumi.folder / "state").write_text(json.dumps({"version": 3, "deployment": {}}))
-    file = deployed.directory / f"Pulumi.{deployed.names.stack}.yaml"
-    content = yaml.safe_load(file.read_text())
-    content["config"]["gpufleet:sharedCeiling"] = "s3://team/budget.json@5000"
-    file.write_text(yaml.safe_dump(content))
+    deployed.configure(sharedCeiling="s3://team/budget.json@5000")
     down_now = ("down", *deployed.arguments, "--yes", "--no-save")
     deployed.s3.create_bucket(Bucket="team")
     deployed.s3.put_object(Bucket="team", Key="budget.json", Body=b"[]")

@@ -17,7 +17,7 @@ from optimizer.contract.plan import (
     read_plan,
     read_plan_text,
 )
-from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, merged, sample_plan
+from tests.plans import LLAMA, ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, merged, sample_plan
 
 NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
     "more ranks than GPUs": ({"parallelism": {"data": 32}}, "2 nodes of 8 GPUs have 16"),
@@ -171,10 +171,9 @@ def test_an_older_plan_keeps_its_json_and_is_for_code_of_the_users_own() -> None
 
 
 def test_a_plan_says_what_the_trainer_lacks() -> None:
-    llama = {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}
-    plan = sample_plan(job={"architecture": llama})
+    plan = sample_plan(job={"architecture": LLAMA})
     assert plan.beyond_trainer == ()
-    assert read_plan(plan.to_json()).job.architecture == llama
+    assert read_plan(plan.to_json()).job.architecture == LLAMA
     stages = {"data": 8, "pipeline": 2, "grad_accum": 4}
-    staged = sample_plan(job={"architecture": llama, "framework": "megatron"}, parallelism=stages)
+    staged = sample_plan(job={"architecture": LLAMA, "framework": "megatron"}, parallelism=stages)
     assert [reason.split()[0] for reason in staged.beyond_trainer] == ["framework", "pipeline"]

@@ -17,10 +17,11 @@ from optimizer.contract.request import request_from_dict
 from optimizer.economics import staging
 from optimizer.economics.checkpoint import checkpoints
 from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, KEPT_NODE_SHARE, RESTART_HOURS, gang_reclaims
-from optimizer.economics.outcome import Fleets, predict_outcome
+from optimizer.economics.outcome import Outcome, predict_outcome
 from optimizer.economics.staging import node_copy
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.recommend import Recommendation, recommend
+from tests.unit.optimizer.economics.test_economics import candidates
 
 GIB = 2**30
 
@@ -73,14 +74,9 @@ def test_rates_are_of_known_types_and_an_unlisted_one_gets_the_least() -> None:
         assert copy.gib_per_s * GIB <= 125_000 / 3800 * instance.nvme_gb * 4096 * 1.001
 
 
-def outcome(**changes: float) -> Any:
-    values = {
-        "train_hours": 100.0, "log_error": 0.0, "nodes": 2.0, "spot_nodes": 0.0, "gpus_per_node": 8.0, "spot_rate": 0.0,
-        "spot_wait_hours": 0.0, "usd_per_hour": 0.0,
-    } | changes  # fmt: skip
-    columns = {name: np.array([value]) for name, value in values.items()}
+def outcome(**changes: Any) -> Outcome:
     saves = checkpoints(15.0, "megatron", nodes=[2], gpus_per_node=8, writers=[1], usd=[0.0])
-    return predict_outcome(Fleets(**columns, checkpoints=saves, fallback=np.array([False])))
+    return predict_outcome(candidates(train_hours=100.0, saves=saves, **changes))
 
 
 def test_a_new_node_copies_and_a_restarted_process_does_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from optimizer.performance.operations import model_flops_per_sample
 from optimizer.performance.setups import Setup, build_hardware, build_recipe, find_gpu
 from optimizer.performance.table import estimate_case
 from optimizer.performance.types import DDP, ZERO3, Estimates, Grid
+from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
 from tests.unit.optimizer.performance.fixtures import part_s
 
@@ -24,19 +26,27 @@ LLAMA = resolve_model("llama-3.1-8b")
 GIB = 2**30
 
 
-def _setup(*, gpus: int = 1, sharding: int = DDP, tuning: FineTuning | None = None, **recipe: Any) -> Setup:
+def _setup(
+    model: ModelSpec = LLAMA,
+    *,
+    gpus: int = 1,
+    sharding: int = DDP,
+    framework: str = "gpufleet",
+    tuning: FineTuning | None = None,
+    **recipe: Any,
+) -> Setup:
     h200 = find_gpu("H200", gpu_table())
     return Setup(
-        model=LLAMA,
-        recipe=build_recipe(LLAMA, seq_len=2048, framework="gpufleet", tuning=tuning or FineTuning(), **recipe),
+        model=model,
+        recipe=build_recipe(model, seq_len=2048, framework=framework, tuning=tuning or FineTuning(), **recipe),
         hardware=build_hardware(h200, 8, None),
         grid=Grid(nodes=1, data=gpus, micro_batch=2, checkpointing=2, sharding=sharding),
         gpus=gpus,
     )
 
 
-def _estimate(**settings: Any) -> Estimates:
-    setup = _setup(**settings)
+def _estimate(model: ModelSpec = LLAMA, **settings: Any) -> Estimates:
+    setup = _setup(model, **settings)
     return estimate_case(setup.case(), setup.coefficients(load()))
 
 
@@ -119,13 +129,7 @@ def test_a_mixture_and_a_cnn_have_no_adapters() -> None:
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "qwen3-30b-a3b"])
 def test_attention_of_a_mixture_has_adapters_over_a_16_bit_base(name: str) -> None:
     mixture, attention = resolve_model(name), FineTuning(method="lora", lora_targets="attention")
-    recipe = build_recipe(mixture, seq_len=2048, framework="torch", tuning=attention)
-    setup = Setup(
-        model=mixture, recipe=recipe, hardware=build_hardware(find_gpu("H200", gpu_table()), 8, None),
-        grid=Grid(nodes=1, data=1, micro_batch=1, checkpointing=2, sharding=DDP), gpus=1,
-    )  # fmt: skip
-    estimate = estimate_case(setup.case(), setup.coefficients(load()))
-    weights = estimate.memory_gib["weights"]
+    weights = _estimate(mixture, framework="torch", tuning=attention).memory_gib["weights"]
     assert weights == pytest.approx(2 * mixture.parameters / GIB, rel=0.02)
     query, kv = (heads * mixture.head_dim for heads in (mixture.attention_heads, mixture.kv_heads))
     sides = 2 * (mixture.hidden_size + query) + 2 * (mixture.hidden_size + kv)
@@ -137,10 +141,4 @@ def test_attention_of_a_mixture_has_adapters_over_a_16_bit_base(name: str) -> No
 def test_tensor_ranks_have_no_adapters() -> None:
     setup = _setup(tuning=LORA)
     with pytest.raises(InvalidInputError, match="tensor is 2"):
-        Setup(
-            model=LLAMA,
-            recipe=setup.recipe,
-            hardware=setup.hardware,
-            grid=Grid(nodes=1, data=1, tensor=2, sharding=DDP),
-            gpus=2,
-        )
+        replace(setup, grid=Grid(nodes=1, data=1, tensor=2, sharding=DDP), gpus=2)

@@ -29,6 +29,7 @@ from tests.plans import sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+RESERVATION = "cr-0123456789abcdef0"
 # Times of a Capacity Block that is yet to start.
 START, END = NOW + timedelta(hours=24), NOW + timedelta(hours=48)
 ACCOUNT = "123456789012"
@@ -36,6 +37,14 @@ ARN = f"arn:aws:iam::{ACCOUNT}:user/reader"
 WHO = Account(id=ACCOUNT, arn=ARN)
 IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20261009"
 PARAMETER = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+
+
+class Frozen(datetime):
+    """A clock that stands at ``NOW``."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+        return NOW
 
 
 @dataclass(frozen=True)
@@ -182,6 +191,32 @@ def offering(id_: str, fee: str, **changes: Any) -> dict[str, Any]:
         "CurrencyCode": "USD",
         **changes,
     }
+
+
+def reservation(**changes: Any) -> dict[str, Any]:
+    """An active reservation of two nodes, with ``changes``."""
+    return {
+        "CapacityReservationId": RESERVATION,
+        "OwnerId": ACCOUNT,
+        "InstanceType": "p4d.24xlarge",
+        "InstancePlatform": "Linux/UNIX",
+        "Tenancy": "default",
+        "AvailabilityZone": "us-east-1a",
+        "AvailabilityZoneId": "use1-az2",
+        "State": "active",
+        "TotalInstanceCount": 2,
+        "AvailableInstanceCount": 2,
+        "EndDateType": "unlimited",
+        "InstanceMatchCriteria": "targeted",
+        "ReservationType": "default",
+        **changes,
+    }
+
+
+def capacity_block(**changes: Any) -> dict[str, Any]:
+    """A reservation that is a Capacity Block yet to start, with ``changes``."""
+    block = {"ReservationType": "capacity-block", "State": "scheduled", "AvailableInstanceCount": 0}
+    return reservation(**{**block, "StartDate": START, "EndDate": END, "EndDateType": "limited", **changes})
 
 
 def image(**changes: Any) -> dict[str, Any]:

@@ -14,19 +14,21 @@ from optimizer.commands.preflight.reservation import check_reservation
 from optimizer.contract.plan import FleetPlan
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.preflight.account import (
-    ACCOUNT,
     DENIED_EC2,
     END,
     NOW,
+    RESERVATION,
     START,
     FakeAws,
     Refusal,
     aws,
+    capacity_block,
     context,
     instance,
     levels,
     only,
     quota_answer,
+    reservation,
 )
 
 __all__ = ["aws"]
@@ -99,24 +101,6 @@ def test_nodes_of_the_stack_itself_are_what_the_plan_asks_for(aws: FakeAws) -> N
     assert "192 in use" in by_check(check_instance_quotas(context(stack="")))[RUNNING_P].text
 
 
-def reservation(**changes: Any) -> dict[str, Any]:
-    return {
-        "CapacityReservationId": "cr-0123456789abcdef0",
-        "OwnerId": ACCOUNT,
-        "InstanceType": "p4d.24xlarge",
-        "InstancePlatform": "Linux/UNIX",
-        "Tenancy": "default",
-        "AvailabilityZoneId": "use1-az2",
-        "State": "active",
-        "TotalInstanceCount": 2,
-        "AvailableInstanceCount": 2,
-        "EndDateType": "unlimited",
-        "InstanceMatchCriteria": "targeted",
-        "ReservationType": "default",
-        **changes,
-    }
-
-
 def test_unused_reservations_count_as_if_they_were_used(aws: FakeAws) -> None:
     aws.answers["DescribeCapacityReservations"] = {
         "CapacityReservations": [
@@ -137,9 +121,9 @@ def test_unused_reservations_count_as_if_they_were_used(aws: FakeAws) -> None:
     [
         (bought("on-demand"), [(RUNNING_P, "192 vCPUs needed for 2 x p4d.24xlarge")]),
         (bought("reserved"), [(RUNNING_P, "192 vCPUs needed for 2 x p4d.24xlarge")]),
-        (bought("reserved", capacity_reservation_id="cr-0123456789abcdef0"), []),
+        (bought("reserved", capacity_reservation_id=RESERVATION), []),
         (
-            bought("reserved", capacity_reservation_id="cr-0123456789abcdef0", on_demand_top_up=1),
+            bought("reserved", capacity_reservation_id=RESERVATION, on_demand_top_up=1),
             [(RUNNING_P, "96 vCPUs needed for 1 x p4d.24xlarge on demand beside the reservation")],
         ),
         (bought("spot"), [(SPOT_P4, "192 vCPUs needed for 2 x p4d.24xlarge on spot")]),
@@ -181,12 +165,9 @@ def test_without_the_usage_only_a_quota_below_the_need_is_an_error(aws: FakeAws)
     assert (row.level, row.value, row.limit) == ("error", 96, 95)
 
 
-ID = "cr-0123456789abcdef0"
-
-
 def reserved(aws: FakeAws, **changes: Any) -> list[Finding]:
     aws.answers["DescribeCapacityReservations"] = {"CapacityReservations": [reservation(**changes)]}
-    return list(check_reservation(context(bought("reserved", capacity_reservation_id=ID))))
+    return list(check_reservation(context(bought("reserved", capacity_reservation_id=RESERVATION))))
 
 
 @pytest.mark.parametrize(
@@ -218,15 +199,15 @@ def test_what_cannot_be_read_hides_nothing_that_was(aws: FakeAws) -> None:
     answer = reservation(InstanceType="p5.48xlarge", EndDate=NOW + timedelta(hours=1))
     del answer["AvailableInstanceCount"]
     aws.answers["DescribeCapacityReservations"] = {"CapacityReservations": [answer]}
-    given = context(bought("reserved", capacity_reservation_id=ID))
+    given = context(bought("reserved", capacity_reservation_id=RESERVATION))
     rows = list(Check("reservation", check_reservation)(given))
-    assert levels(rows) == [(f"reservation {ID}", "error"), ("reservation", "unknown")]
+    assert levels(rows) == [(f"reservation {RESERVATION}", "error"), ("reservation", "unknown")]
     assert "KeyError('AvailableInstanceCount')" in rows[1].text
 
 
 def test_a_taken_reservation_is_an_error_where_no_stack_can_have_taken_it(aws: FakeAws) -> None:
     aws.answers["DescribeCapacityReservations"] = {"CapacityReservations": [reservation(AvailableInstanceCount=0)]}
-    plan = bought("reserved", capacity_reservation_id=ID)
+    plan = bought("reserved", capacity_reservation_id=RESERVATION)
     assert only(check_reservation(context(plan, stack=""))).level == "error"
 
 
@@ -243,7 +224,7 @@ def test_a_topped_up_reservation_needs_room_for_its_own_nodes_only(
 ) -> None:
     held = reservation(AvailableInstanceCount=free, TotalInstanceCount=total)
     aws.answers["DescribeCapacityReservations"] = {"CapacityReservations": [held]}
-    plan = bought("reserved", capacity_reservation_id=ID, on_demand_top_up=1)
+    plan = bought("reserved", capacity_reservation_id=RESERVATION, on_demand_top_up=1)
     row = only(check_reservation(context(plan, stack="")))
     assert row.level == level and says in row.text
     assert level == "ok" or "more nodes would be rented than the plan pays for" in row.why
@@ -252,8 +233,8 @@ def test_a_topped_up_reservation_needs_room_for_its_own_nodes_only(
 @pytest.mark.parametrize("code", ["InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed"])
 def test_a_reservation_that_is_not_there(aws: FakeAws, code: str) -> None:
     aws.answers["DescribeCapacityReservations"] = Refusal(code)
-    row = only(check_reservation(context(bought("reserved", capacity_reservation_id=ID))))
-    assert row.level == "error" and row.value == ID
+    row = only(check_reservation(context(bought("reserved", capacity_reservation_id=RESERVATION))))
+    assert row.level == "error" and row.value == RESERVATION
 
 
 def test_a_reservation_the_stack_makes_is_unknown(aws: FakeAws) -> None:
@@ -264,23 +245,10 @@ def test_a_reservation_the_stack_makes_is_unknown(aws: FakeAws) -> None:
 
 def block(aws: FakeAws, hours: float = 24, **changes: Any) -> list[Finding]:
     end = START + timedelta(hours=hours)
-    aws.answers["DescribeCapacityReservations"] = {
-        "CapacityReservations": [
-            reservation(
-                **{
-                    "ReservationType": "capacity-block",
-                    "State": "scheduled",
-                    "AvailableInstanceCount": 0,
-                    "StartDate": START,
-                    "EndDate": end,
-                    "EndDateType": "limited",
-                    **changes,
-                }
-            )
-        ]
-    }
+    answer = capacity_block(**{"EndDate": end, **changes})
+    aws.answers["DescribeCapacityReservations"] = {"CapacityReservations": [answer]}
     times = {"start": START.isoformat(), "end": end.isoformat()}
-    plan = bought("capacity-block", capacity_reservation_id=ID, capacity_block=times)
+    plan = bought("capacity-block", capacity_reservation_id=RESERVATION, capacity_block=times)
     return list(check_reservation(context(plan)))
 
 

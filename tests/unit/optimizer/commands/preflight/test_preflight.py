@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,21 @@ import yaml
 from optimizer.commands.preflight import run as running
 from optimizer.commands.preflight.model import iam_action, preflight_policy
 from optimizer.contract.plan import plan_from_dict
-from tests.plans import SPOT_P4D, merged, sample_plan, sealed
+from tests.plans import LLAMA, SPOT_P4D, merged, sample_plan, sealed
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.commands.preflight.account import (
     DENIED,
     DENIED_EC2,
     DIGEST,
+    END,
     IMAGE,
     NOW,
     PARAMETER,
     REPOSITORY,
+    START,
     THROTTLED,
     FakeAws,
+    Frozen,
     Refusal,
     aws,
     healthy,
@@ -40,22 +42,12 @@ from tests.unit.optimizer.commands.preflight.account import (
 __all__ = ["aws"]
 
 # A plan that the reference trainer carries out.
-TRAINED = sealed(
-    merged(
-        SPOT_P4D,
-        {"job": {"architecture": {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}}},
-    )
-)
+TRAINED = sealed(merged(SPOT_P4D, {"job": {"architecture": LLAMA}}))
 GOLDEN = Path(__file__).parent / "golden_preflight.json"
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Frozen(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-            return NOW
-
     monkeypatch.setattr(running, "datetime", Frozen)
 
 
@@ -266,8 +258,7 @@ def test_an_account_that_is_not_said_leaves_names_unknown(aws: FakeAws) -> None:
 
 def test_the_policy_is_the_calls_that_are_made(aws: FakeAws) -> None:
     """Two plans make every call there is; the user's data may be anywhere, so HeadBucket of it is not in the policy."""
-    start = NOW + timedelta(hours=24)
-    times = {"start": start.isoformat(), "end": (start + timedelta(hours=24)).isoformat()}
+    times = {"start": START.isoformat(), "end": END.isoformat()}
     block = sample_plan(
         purchase={"option": "capacity-block", "on_demand_base": 0, "capacity_block": times},
         lustre={"storage_gib": 1200, "data_gib": 900.0, "usd": 5.0},

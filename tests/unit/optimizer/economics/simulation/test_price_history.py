@@ -15,7 +15,7 @@ from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.price_history import assume_capacity, read_histories, usd_by_tick
-from optimizer.economics.simulation.replay import replay
+from optimizer.economics.simulation.replay import PolicyFigures, replay
 from optimizer.economics.simulation.simulator import simulate
 from optimizer.economics.simulation.traces import CapacityTrace
 
@@ -136,30 +136,15 @@ def test_prices_of_ticks_are_cut_as_the_traces_are() -> None:
     traces = [trace("a", 60), trace("b", 60)]
     job = SimulatedJob(work_hours=10, deadline_hours=15, price_ratio=4.0, restart_hours=0.2)
 
+    def play(ratios: Any, *policies: str) -> list[PolicyFigures]:
+        return replay(traces, job, policies, price_ratios=ratios, together=True, starts=30, seed=0)
+
     def costs(ratios: Any) -> list[float]:
-        policies = ("greedy", "adaptive", "omniscient")
-        found = replay(
-            traces,
-            job,
-            policies,
-            price_ratios=ratios,
-            together=True,
-            starts=30,
-            seed=0,
-        )
-        return [result.mean_normalised_cost for result in found]
+        return [result.mean_normalised_cost for result in play(ratios, "greedy", "adaptive", "omniscient")]
 
     constant = costs([4.0, 2.0])
     # Runs with fewer changes of price than another end without a reclaim.
-    (bound,) = replay(
-        traces,
-        job,
-        ["omniscient"],
-        price_ratios=np.repeat([[4.0, 2.0], [2.0, 4.0]], 30, axis=1),
-        together=True,
-        starts=30,
-        seed=0,
-    )
+    (bound,) = play(np.repeat([[4.0, 2.0], [2.0, 4.0]], 30, axis=1), "omniscient")
     assert bound.interruptions == 0
     assert costs(np.repeat([[4.0], [2.0]], 60, axis=1)) == pytest.approx(constant)
     # A price that doubles in the second half costs more than the first and less than the second.
