@@ -39,6 +39,13 @@ def completed_terminations(node: Node) -> list[str]:
     return [call for call in node.calls if "complete-lifecycle-action" in call and "gpufleet-demo-terminate" in call]
 
 
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def script_of(step: str) -> str:
     return f"steps/{step}.sh" if (BOOTSTRAP / f"steps/{step}.sh").exists() else f"checks/{step}.sh"
 
@@ -72,20 +79,18 @@ def test_a_failing_step_abandons_the_node(step: str, tmp_path: Path) -> None:
     assert abs(sent["timestamp"] / 1000 - time.time()) < 600
 
 
-def test_a_step_that_hangs_is_ended_and_the_node_abandoned(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limit_s", "exit_code", "says"),
+    [
+        ("8", 124, "node set-up failed in check-platform with exit code 124"),
+        ("0", 1, "no time left for check-platform"),
+    ],
+)
+def test_no_step_lasts_or_begins_when_the_time_is_up(limit_s: str, exit_code: int, says: str, tmp_path: Path) -> None:
     node = healthy(tmp_path)
     node.replace("steps/check-platform.sh", "sleep 60")
-    outcome = node.run("node_init.sh", {"NODE_INIT_TIMEOUT_S": "8"})
-    assert outcome.exit_code == 124
-    assert "node set-up failed in check-platform with exit code 124" in outcome.output
-    assert answers(node) == ["ABANDON"]
-
-
-def test_no_step_begins_when_the_time_is_up(tmp_path: Path) -> None:
-    node = healthy(tmp_path)
-    outcome = node.run("node_init.sh", {"NODE_INIT_TIMEOUT_S": "0"})
-    assert outcome.exit_code == 1
-    assert "no time left for check-platform" in outcome.output
+    outcome = node.run("node_init.sh", {"NODE_INIT_TIMEOUT_S": limit_s})
+    assert outcome.exit_code == exit_code and says in outcome.output
     assert answers(node) == ["ABANDON"]
 
 
@@ -117,10 +122,7 @@ def test_a_run_that_was_cut_off_is_resumed(tmp_path: Path) -> None:
     smoke = (node.bootstrap / "steps/run-smoke-test.sh").read_text()
     node.replace("steps/run-smoke-test.sh", f"touch {tmp_path}/reached\nsleep 60")
     running = subprocess.Popen(node.command("node_init.sh"), env=node.environment(), start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "reached").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(tmp_path / "reached")
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
     node.kill_leftovers()
@@ -139,10 +141,7 @@ def test_ended_by_a_signal_it_abandons(tmp_path: Path) -> None:
     node = healthy(tmp_path)
     node.replace("steps/run-smoke-test.sh", f"touch {tmp_path}/reached\nsleep 3")
     running = subprocess.Popen(node.command("node_init.sh"), env=node.environment(), stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "reached").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(tmp_path / "reached")
     running.send_signal(signal.SIGTERM)
     assert running.wait(timeout=120) == 143
     assert answers(node) == ["ABANDON"]
@@ -165,10 +164,7 @@ def test_a_node_that_is_taken_away_waits_for_no_step(path: str, value: str, tmp_
             running = subprocess.Popen(
                 node.command("node_init.sh"), env=node.environment(settings), stdout=output, stderr=output
             )
-        deadline = time.monotonic() + 120
-        while not (tmp_path / "reached").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(tmp_path / "reached")
         imds.values[path] = value
         assert running.wait(timeout=120) == 1
     said = (tmp_path / "output").read_text()
@@ -226,8 +222,7 @@ def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
         "steps/check-health.sh", f"touch {tmp_path}/reached\nuntil [[ -e {tmp_path}/go-on ]]; do sleep 0.05; done"
     )
     first = subprocess.Popen(node.command("node_init.sh"), env=node.environment(), stderr=subprocess.DEVNULL)
-    while not (tmp_path / "reached").exists():
-        time.sleep(0.05)
+    wait_for(tmp_path / "reached")
     second = node.run("node_init.sh")
     (tmp_path / "go-on").touch()
     assert second.exit_code == 1

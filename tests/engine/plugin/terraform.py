@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -53,7 +53,7 @@ class State:
 class Plan:
     """The provider's plan: the planned object, and the attributes whose change needs a new resource."""
 
-    config: TerraformObject
+    config: TerraformObject | None
     value: TerraformObject
     private: bytes
     requires_replace: frozenset[str]
@@ -162,15 +162,16 @@ class TerraformProvider:
         assert isinstance(state, dict)
         return state
 
-    def plan(self, terraform_type: str, config: TerraformObject, prior: State | None) -> Plan:
-        """Plan a create (``prior`` None) or an update."""
+    def plan(self, terraform_type: str, config: TerraformObject | None, prior: State | None) -> Plan:
+        """Plan a create (``prior`` None), an update or the resource's end (``config`` None)."""
         block = self.resource_block(terraform_type)
         before = prior.value if prior else None
+        proposed = None if config is None else proposed_new_state(block, config, before)
         response = self._stub.PlanResourceChange(
             messages.PlanResourceChange.Request(
                 type_name=terraform_type,
                 prior_state=_value(before),
-                proposed_new_state=_value(proposed_new_state(block, config, before)),
+                proposed_new_state=_value(proposed),
                 config=_value(config),
                 prior_private=prior.private if prior else b"",
             )
@@ -186,7 +187,7 @@ class TerraformProvider:
         )
 
     def apply(self, terraform_type: str, plan: Plan, prior: State | None) -> State:
-        """Carry out a create or an update.
+        """Carry out a plan.
 
         Raises:
             UnfinishedError: it failed half-way, and the resource exists.
@@ -210,27 +211,8 @@ class TerraformProvider:
 
     def delete(self, terraform_type: str, prior: State) -> None:
         """Destroy a resource."""
-        nothing = _value(None)
-        planned = self._stub.PlanResourceChange(
-            messages.PlanResourceChange.Request(
-                type_name=terraform_type,
-                prior_state=_value(prior.value),
-                proposed_new_state=nothing,
-                config=nothing,
-                prior_private=prior.private,
-            )
-        )
-        raise_errors(planned.diagnostics)
-        response = self._stub.ApplyResourceChange(
-            messages.ApplyResourceChange.Request(
-                type_name=terraform_type,
-                prior_state=_value(prior.value),
-                planned_state=nothing,
-                config=nothing,
-                planned_private=planned.planned_private or prior.private,
-            )
-        )
-        raise_errors(response.diagnostics)
+        plan = self.plan(terraform_type, None, prior)
+        self.apply(terraform_type, replace(plan, private=plan.private or prior.private), prior)
 
     def read(self, terraform_type: str, state: State) -> State | None:
         """The resource as it is now; None where it is gone."""

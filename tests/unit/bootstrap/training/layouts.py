@@ -236,6 +236,14 @@ def one_leg(folder: Path, layout: str) -> dict[str, Any]:
     return leg.facts()
 
 
+def write_once(path: Path, data: bytes) -> None:
+    """Write a file by the first rank, while no rank reads it."""
+    dist.barrier()
+    if dist.get_rank() == 0:
+        path.write_bytes(data)
+    dist.barrier()
+
+
 def damaged(folder: Path, layout: str) -> list[dict[str, Any]]:
     """Resume with one byte of one file of the newest checkpoint changed, for each file, at its begin and its end."""
     Leg(layout, folder).train(7)
@@ -243,22 +251,15 @@ def damaged(folder: Path, layout: str) -> list[dict[str, Any]]:
     *_, older, newest = sorted(folder.glob("step-*"))
     facts = []
     for path in sorted(newest.iterdir()):
+        whole = path.read_bytes()
         for at in (0, -5):
-            dist.barrier()
-            data = bytearray(path.read_bytes())
-            dist.barrier()
-            if dist.get_rank() == 0:
-                data[at] ^= 1
-                path.write_bytes(data)
-            dist.barrier()
+            data = bytearray(whole)
+            data[at] ^= 1
+            write_once(path, data)
             leg = Leg(layout, folder)
             with leg.run as run:
                 facts.append({"file": path.name, "step": run.step, "older": step_of(older), "digest": leg.digest()})
-            dist.barrier()
-            if dist.get_rank() == 0:
-                data[at] ^= 1
-                path.write_bytes(data)
-    dist.barrier()
+            write_once(path, whole)
     leg = Leg(layout, folder)
     with leg.run as run:
         facts.append({"file": "", "step": run.step, "digest": leg.digest()})

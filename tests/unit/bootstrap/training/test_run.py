@@ -381,19 +381,10 @@ class SlowStore(LocalStore):
 
 def test_state_saved_is_that_of_its_step_and_not_a_later_one(tmp_path: Path) -> None:
     """Training changes the parameters while a slow writer writes; the checkpoint must not see it."""
-
-    def stop_at_12(training: Training) -> Callable[[int], None]:
-        def at_step(step: int) -> None:
-            time.sleep(0.02)
-            if step == 12:
-                training.watcher.stop()
-
-        return at_step
-
     for store in (LocalStore(tmp_path / "quick"), SlowStore(tmp_path / "slow")):
         training = Training(store, keep=100)
         with pytest.raises(Interrupted):
-            training.train(at_step=stop_at_12(training))
+            training.train(at_step=slowly(stop_at(training, 12)))
     for step in (4, 13):
         paths = [next((tmp_path / name).glob(f"step-{step:08d}-*/rank-00000.bin")) for name in ("quick", "slow")]
         assert paths[0].read_bytes() == paths[1].read_bytes()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -142,16 +143,13 @@ def test_notice_goes_through_the_drain_file_and_the_answer_comes_back(
 ) -> None:
     service.interrupt()
     watch_once(client, files=files)
-    training = reader(files, answers=True)
-    try:
+    with closing(reader(files, answers=True)) as training:
         notice = training.stop_notice
         assert notice is not None and notice.source == "spot/instance-action"
         assert notice.detail.startswith("terminate at 20")
         assert (files.path.parent / "drain.listener").exists()
         training.announce_saved()
         assert (files.path.parent / "drain.saved").exists()
-    finally:
-        training.close()
     assert not (files.path.parent / "drain.listener").exists(), "the agent would wait for a process that is gone"
 
 
@@ -253,20 +251,15 @@ def test_unreadable_drain_file_is_the_shorter_drain(files: NoticeFiles, text: st
     assert 0 < seconds_left(notice) <= 75
 
 
-def test_command_watches_until_a_notice(
+def test_command_watches_until_a_notice_and_nothing_where_it_must_not(
     service: LocalImds, files: NoticeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.endpoint)
-    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED", raising=False)
     service.values["autoscaling/target-lifecycle-state"] = "Terminated"
-    assert main([str(files.path), "--once"]) == 0
-    assert str(files.read_stop()) == "autoscaling/target-lifecycle-state (Terminated)"
-
-
-def test_command_watches_nothing_where_it_must_not(files: NoticeFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    assert main([str(files.path), "--once"]) == 0
-    assert files.read_stop() is None
+    for disabled, notice in (("true", "None"), ("", "autoscaling/target-lifecycle-state (Terminated)")):
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", disabled)
+        assert main([str(files.path), "--once"]) == 0
+        assert str(files.read_stop()) == notice
 
 
 def test_the_watcher_ends_with_the_process_that_started_it(
@@ -304,40 +297,31 @@ def test_thread_survives_what_it_did_not_expect(client: Imds, monkeypatch: pytes
         raise RuntimeError("not an ImdsError")
 
     monkeypatch.setattr(client, "get", explode)
-    watcher = Watcher(client, poll_interval_s=0.02, signals=False)
-    watcher.start()
-    try:
+    with closing(Watcher(client, poll_interval_s=0.02, signals=False)) as watcher:
+        watcher.start()
         assert eventually(lambda: len(calls) >= 3)
         assert watcher.stop_notice is None
-    finally:
-        watcher.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_asks_to_stop_and_handlers_are_put_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    watcher = Watcher(None)
-    watcher.start()
-    try:
+    with closing(Watcher(None)) as watcher:
+        watcher.start()
         os.kill(os.getpid(), number)
         assert eventually(lambda: watcher.stop_notice is not None)
         assert watcher.stop_notice is not None and watcher.stop_notice.source == number.name
-    finally:
-        watcher.close()
     assert signal.getsignal(number) is before
 
 
 def test_second_interrupt_key_ends_at_once() -> None:
-    watcher = Watcher(None)
-    watcher.start()
-    try:
+    with closing(Watcher(None)) as watcher:
+        watcher.start()
         os.kill(os.getpid(), signal.SIGINT)
         eventually(lambda: watcher.stop_notice is not None)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
-    finally:
-        watcher.close()
 
 
 @pytest.mark.parametrize("way", ["fork", "spawn", "forkserver", "loader", "other"])
@@ -365,12 +349,9 @@ def test_only_local_rank_0_asks_the_service(monkeypatch: pytest.MonkeyPatch, ser
     for rank, disabled, sees in (("0", "", True), ("1", "", False), ("0", "true", False)):
         monkeypatch.setenv("LOCAL_RANK", rank)
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", disabled)
-        watcher = Watcher.from_environment()
-        watcher.start()
-        try:
+        with closing(Watcher.from_environment()) as watcher:
+            watcher.start()
             assert eventually(lambda w=watcher: w.stop_notice is not None, 60.0 if sees else 0.3) is sees  # type: ignore[misc]
-        finally:
-            watcher.close()
 
 
 @pytest.mark.parametrize("name", ["GPUFLEET_DRAIN_LIMIT_S", "GPUFLEET_SCALE_IN_LIMIT_S", "GPUFLEET_IMDS_POLL_S"])
@@ -387,10 +368,9 @@ def test_a_process_that_launch_started_reads_the_drain_file_alone(
     monkeypatch.setenv("GPUFLEET_DRAIN_FILE", str(files.path))
     for rank in ("0", "1"):
         monkeypatch.setenv("LOCAL_RANK", rank)
-        watcher = Watcher.from_environment()
-        watcher.start()
-        assert (files.path.parent / "drain.listener").exists() is (rank == "0")
-        watcher.close()
+        with closing(Watcher.from_environment()) as watcher:
+            watcher.start()
+            assert (files.path.parent / "drain.listener").exists() is (rank == "0")
     assert service.requests == []
 
 
