@@ -2,8 +2,8 @@
 
 moto 5.2 answers each hook with a made-up notification target and role, drops the hooks of CreateAutoScalingGroup,
 always names the account's default service-linked role, drops the warm-up and the maintenance policy, forgets the mixed
-instances policy on an update without one, on DeleteAutoScalingGroup leaves protected instances running, shows no policy
-as enabled and has no notifications. What hooks do to instances is in lifecycle.py.
+instances policy on an update without one, on DeleteAutoScalingGroup leaves protected instances running, and shows no
+policy as enabled. What hooks do to instances is in lifecycle.py.
 """
 
 from __future__ import annotations
@@ -40,9 +40,6 @@ def install() -> None:
         update_auto_scaling_group,
         delete_auto_scaling_group,
         put_scaling_policy,
-        put_notification_configuration,
-        describe_notification_configurations,
-        delete_notification_configuration,
     )
 
 
@@ -159,7 +156,6 @@ def delete_auto_scaling_group(self: AutoScalingResponse) -> ActionResult:
             state.instance.shuts_down_s = SHUTDOWN_S  # type: ignore[attr-defined]  # read by instances.py
     for hook in list(backend.describe_lifecycle_hooks(name)):
         backend.delete_lifecycle_hook(name, hook.name)
-    backend.__dict__.setdefault("notifications", {}).pop(name, None)
     return _delete_group(self)
 
 
@@ -170,35 +166,3 @@ def put_scaling_policy(self: AutoScalingResponse) -> ActionResult:
     policy.enabled = self._get_bool_param("Enabled", True)
     policy.predictive_scaling_configuration = policy.predictive_scaling_configuration or None
     return result
-
-
-def _notifications(response: AutoScalingResponse) -> dict[str, dict[str, list[str]]]:
-    """Kinds of notification by topic, by group."""
-    kept: dict[str, dict[str, list[str]]] = response.autoscaling_backend.__dict__.setdefault("notifications", {})
-    return kept
-
-
-def put_notification_configuration(self: AutoScalingResponse) -> ActionResult:
-    """PutNotificationConfiguration."""
-    topics = _notifications(self).setdefault(self._get_param("AutoScalingGroupName"), {})
-    topics[self._get_param("TopicARN")] = self._get_param("NotificationTypes")
-    return EmptyResult()
-
-
-def describe_notification_configurations(self: AutoScalingResponse) -> ActionResult:
-    """DescribeNotificationConfigurations."""
-    wanted = self._get_param("AutoScalingGroupNames", [])
-    configurations = [
-        {"AutoScalingGroupName": group, "TopicARN": topic, "NotificationType": kind}
-        for group, topics in _notifications(self).items()
-        if not wanted or group in wanted
-        for topic, kinds in topics.items()
-        for kind in kinds
-    ]
-    return ActionResult({"NotificationConfigurations": configurations})
-
-
-def delete_notification_configuration(self: AutoScalingResponse) -> ActionResult:
-    """DeleteNotificationConfiguration."""
-    _notifications(self).get(self._get_param("AutoScalingGroupName"), {}).pop(self._get_param("TopicARN"), None)
-    return EmptyResult()

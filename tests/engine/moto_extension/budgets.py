@@ -1,4 +1,4 @@
-"""AWS Budgets: changes, tags, and who is told; moto 5.2 keeps the subscribers and answers nothing about them.
+"""AWS Budgets: changes, first tags, and who is told; moto 5.2 keeps the subscribers and answers nothing about them.
 
 https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_Operations_AWS_Budgets.html
 """
@@ -25,8 +25,6 @@ def install() -> None:
         update_budget,
         describe_subscribers_for_notification,
         list_tags_for_resource,
-        tag_resource,
-        untag_resource,
     )
 
 
@@ -64,22 +62,9 @@ def _is_a(notification: Notification, wanted: dict[str, Any]) -> bool:
 
 def list_tags_for_resource(self: BudgetsResponse) -> str:
     """ListTagsForResource."""
-    tags = _tagged(self).tags
-    return json.dumps({"ResourceTags": [{"Key": key, "Value": value} for key, value in tags.items()]})
-
-
-def tag_resource(self: BudgetsResponse) -> str:
-    """TagResource."""
-    _tagged(self).tags.update(_by_key(self._get_param("ResourceTags")))
-    return json.dumps({})
-
-
-def untag_resource(self: BudgetsResponse) -> str:
-    """UntagResource."""
-    tags = _tagged(self).tags
-    for key in self._get_param("ResourceTagKeys"):
-        tags.pop(key, None)
-    return json.dumps({})
+    # arn:aws:budgets::ACCOUNT:budget/NAME
+    budget: Any = _find(self, self._get_param("ResourceARN").partition(":budget/")[2])
+    return json.dumps({"ResourceTags": [{"Key": key, "Value": value} for key, value in budget.tags.items()]})
 
 
 def _by_key(tags: list[dict[str, str]] | None) -> dict[str, str]:
@@ -92,8 +77,3 @@ def _find(response: BudgetsResponse, name: str) -> Budget:
     if name not in budgets:
         raise NotFoundException(f"Unable to get budget: {name} - the budget doesn't exist.")
     return budgets[name]
-
-
-def _tagged(response: BudgetsResponse) -> Any:
-    # arn:aws:budgets::ACCOUNT:budget/NAME
-    return _find(response, response._get_param("ResourceARN").partition(":budget/")[2])

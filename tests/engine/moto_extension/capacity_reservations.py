@@ -72,13 +72,7 @@ class CapacityReservation(TaggedEC2Resource):
 
 def install() -> None:
     """Put the actions into moto's EC2."""
-    teach(
-        EC2Response,
-        create_capacity_reservation,
-        describe_capacity_reservations,
-        modify_capacity_reservation,
-        cancel_capacity_reservation,
-    )
+    teach(EC2Response, create_capacity_reservation, describe_capacity_reservations, cancel_capacity_reservation)
 
 
 def reservations(backend: Any) -> dict[str, CapacityReservation]:
@@ -110,19 +104,6 @@ def describe_capacity_reservations(self: EC2Response) -> ActionResult:
     known = reservations(self.ec2_backend)
     wanted = [_find(self, id_) for id_ in ids] if ids else list(known.values())
     return ActionResult({"CapacityReservations": generic_filter(self._filters_from_querystring(), wanted)})
-
-
-def modify_capacity_reservation(self: EC2Response) -> ActionResult:
-    """ModifyCapacityReservation."""
-    request = self._get_params()
-    reservation = _find(self, request["CapacityReservationId"])
-    if request.get("InstanceCount"):
-        reservation.total_instance_count = int(request["InstanceCount"])
-    if request.get("EndDateType"):
-        reservation.end_date_type, reservation.end_date = request["EndDateType"], request.get("EndDate")
-    if request.get("InstanceMatchCriteria"):
-        reservation.instance_match_criteria = request["InstanceMatchCriteria"]
-    return ActionResult({"Return": True})
 
 
 def cancel_capacity_reservation(self: EC2Response) -> ActionResult:

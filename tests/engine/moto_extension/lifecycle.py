@@ -23,7 +23,6 @@ WAITING = {LAUNCHING: "Pending:Wait", TERMINATING: "Terminating:Wait"}
 _launch: Callable[..., None] = FakeAutoScalingGroup.replace_autoscaling_group_instances
 _set_desired_capacity: Callable[..., None] = FakeAutoScalingGroup.set_desired_capacity
 _terminate: Callable[..., ActionResult] = AutoScalingResponse.terminate_instance_in_auto_scaling_group
-_set_health: Callable[..., ActionResult] = AutoScalingResponse.set_instance_health
 
 
 def install() -> None:
@@ -34,8 +33,6 @@ def install() -> None:
     teach(
         AutoScalingResponse,
         complete_lifecycle_action,
-        record_lifecycle_action_heartbeat,
-        set_instance_health,
         terminate_instance_in_auto_scaling_group,
     )
 
@@ -129,20 +126,3 @@ def terminate_instance_in_auto_scaling_group(self: AutoScalingResponse) -> Actio
                 _replace(group)
                 return ActionResult({"Activity": TerminateInstanceActivity(state.instance, wanted)})
     return _terminate(self)
-
-
-def set_instance_health(self: AutoScalingResponse) -> ActionResult:
-    """SetInstanceHealth: an unhealthy instance is ended, and replaced while its terminate hook holds it.
-
-    https://docs.aws.amazon.com/autoscaling/ec2/userguide/replace-unhealthy-instance.html
-    """
-    answer = _set_health(self)
-    if self._get_param("HealthStatus") == "Unhealthy":
-        terminate_instance_in_auto_scaling_group(self)
-    return answer
-
-
-def record_lifecycle_action_heartbeat(self: AutoScalingResponse) -> ActionResult:
-    """RecordLifecycleActionHeartbeat."""
-    _held(self)
-    return EmptyResult()

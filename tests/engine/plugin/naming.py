@@ -12,10 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
-RENAMED_TYPES = {
-    "aws:iam/openIdConnectProvider:OpenIdConnectProvider": "aws_iam_openid_connect_provider",
-    "aws:s3/bucketObjectv2:BucketObjectv2": "aws_s3_object",
-}
+RENAMED_TYPES = {"aws:s3/bucketObjectv2:BucketObjectv2": "aws_s3_object"}
 """Type tokens that the general rule gets wrong."""
 
 RENAMED_PROPERTIES = {
@@ -32,7 +29,6 @@ RENAMED_PROPERTIES = {
 """Terraform type and path of an attribute → Pulumi property, where pulumi-aws departs from the general rule."""
 
 AT_MOST_ONE = {
-    "aws_eks_cluster.certificate_authority",
     "aws_fsx_lustre_file_system.subnet_ids",
     "aws_s3_bucket_lifecycle_configuration.rule.abort_incomplete_multipart_upload",
     "aws_s3_bucket_lifecycle_configuration.rule.expiration",

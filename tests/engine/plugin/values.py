@@ -18,7 +18,6 @@ from typing import Any
 import msgpack
 
 from tests.engine.plugin.naming import property_name
-from tests.engine.plugin.newer_arguments import NEWER_ARGUMENTS
 from tests.engine.plugin.schema import Block, CtyType, Nesting, is_collection
 
 PULUMI_UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
@@ -142,8 +141,6 @@ def to_terraform(block: Block, properties: Mapping[str, Any], where: str, proble
     given: TerraformObject = {}
     for key, value in properties.items():
         name = block.terraform_names.get(key)
-        if name is None and f"{where}.{key}" in NEWER_ARGUMENTS:
-            continue
         if name is None:
             problems.append(f"{where}: no argument {key}; there are {', '.join(sorted(block.terraform_names))}")
         elif name in block.attributes:

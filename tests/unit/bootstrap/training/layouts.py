@@ -236,7 +236,7 @@ def one_leg(folder: Path, layout: str) -> dict[str, Any]:
     return leg.facts()
 
 
-def write_once(path: Path, data: bytes) -> None:
+def write_once(path: Path, data: bytes | bytearray) -> None:
     """Write a file by the first rank, while no rank reads it."""
     dist.barrier()
     if dist.get_rank() == 0:
