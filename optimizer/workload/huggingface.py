@@ -37,6 +37,11 @@ _DETAILS = {field.name for field in dataclasses.fields(BiasesAndNorms)}
 _PRIVATE = ("_remove_final_layer_norm",)
 # Scalars that say who wrote the config, not what the model is.
 _ABOUT = ("transformers_version", "torch_dtype", "dtype")
+# Rates of dropout within layers; others are of heads that no plan trains.
+_DROPOUTS = {
+    "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout", "dropout_rate", "hidden_dropout",
+    "hidden_dropout_prob", "resid_pdrop", "residual_dropout",
+}  # fmt: skip
 _PROFILE = "gpufleet profile MODULE:FUNCTION counts any torch module; architecture fields would train a Llama instead"
 
 
@@ -188,6 +193,7 @@ def _read(c: Config, family: Family, required: tuple[str, ...]) -> Values:
     values |= {"architecture": family.architecture, "soft_cap": False, "logits_soft_cap": False}
     for ours, theirs in (("soft_cap", "attn_logit_softcapping"), ("logits_soft_cap", "final_logit_softcapping")):
         values[ours] = theirs in c.defaults and bool(c.get(theirs))
+    values["dropout"] = any(c.get(rate) for rate in _DROPOUTS & c.defaults.keys())
     values |= family.facts
     if "attention_bias" in names:
         kind = family.facts.get("attention_bias", "all")

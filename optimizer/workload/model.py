@@ -67,6 +67,7 @@ class ModelSpec:
         sinks: a learned logit a head joins each softmax (arXiv:2508.10925, 2).
         mlp_bias: products of the feed-forward block, of experts and of their router have biases.
         logits_soft_cap: the output logits pass through tanh.
+        dropout: layers drop, by the config; None where there is none.
         norms_per_layer, head_norms: norms of the residual's width, and norms of queries and keys.
         gated_mlp: the feed-forward block has a third matrix (SwiGLU, GeGLU).
         tied_embeddings: the output projection is the embedding.
@@ -110,6 +111,7 @@ class ModelSpec:
     sinks: bool = False
     mlp_bias: bool = False
     logits_soft_cap: bool = False
+    dropout: bool | None = None
     norms_per_layer: int = 2
     head_norms: bool = False
     max_seq_len: int = 0
@@ -152,7 +154,9 @@ class ModelSpec:
 
     @property
     def has_dropout(self) -> bool:
-        """True where the published recipe drops: not gated MLPs of decoders (Llama), ViT and Whisper."""
+        """True where the config drops; without one, where the published recipe does, as GPT-2's and BERT's."""
+        if self.dropout is not None:
+            return self.dropout
         return self.architecture == "seq2seq" or (self.has_like_layers and not self.gated_mlp)
 
     @property
