@@ -48,6 +48,14 @@ MPT = CONFIGS["mpt-7b"][0]
 MIXTURE = LLAMA | {"model_type": "qwen3_moe", "moe_intermediate_size": 768, "num_experts_per_tok": 8}
 
 
+def test_layers_drop_where_the_config_says_so_and_by_default_as_the_class_does() -> None:
+    neox = LLAMA | {"model_type": "gpt_neox"}
+    assert not resolve_model(neox).has_dropout and resolve_model(neox | {"hidden_dropout": 0.1}).has_dropout
+    bert = LLAMA | {"model_type": "bert"}
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0}
+    assert resolve_model(bert).has_dropout and not resolve_model(bert | none).has_dropout
+
+
 def test_experts_may_have_two_names_of_one_value() -> None:
     config = MIXTURE | {"num_experts": 16}
     assert resolve_model(config).parameters == resolve_model(config | {"num_local_experts": 16}).parameters
