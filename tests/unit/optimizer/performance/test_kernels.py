@@ -69,7 +69,7 @@ def test_dropout_costs_attention_by_the_score_as_measured() -> None:
     layers = model.layers
     drops, keeps = (
         float(of(made, gpu="h200-141gb", data=1, micro_batch=8, recipe=recipe).time_s["attention"]) / layers
-        for made in (model, replace(model, gated_mlp=True))
+        for made in (model, replace(model, dropout=False))
     )
     overhead = CALIBRATION.overhead["torch"]
     assert (drops - keeps) / overhead == pytest.approx(with_dropout - without, rel=0.15)
