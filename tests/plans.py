@@ -7,7 +7,7 @@ from typing import Any
 
 from optimizer.contract.plan import FleetPlan, PlanError, plan_from_dict
 
-# What the reference trainer builds a model from.
+# Architecture that the reference trainer builds a model from.
 LLAMA: dict[str, Any] = {"model_type": "llama", "num_attention_heads": 32, "intermediate_size": 11008}
 SPOT_P4D: dict[str, Any] = {
     "schema_version": 1,

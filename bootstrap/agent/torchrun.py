@@ -119,7 +119,7 @@ class Torchrun:
         if world > on_node and world not in (planned, self._unplanned_world):
             self._unplanned_world = world
             log(f"WORLD_SIZE of the command's ranks is {world}, and the plan has {planned}: GPUs may be paid idle")
-        # Where others have ranks, too, a look a minute is enough: a script may start another job.
+        # A look a minute is enough once ranks of other nodes have joined: a script may start another job.
         self._look_from = time.monotonic() + (LOOK_S if world == on_node else 12 * LOOK_S)
         # A node that trains by itself uses all its GPUs; a smaller world may prepare data.
         is_alone = world == on_node and world >= settings.gpus_per_node

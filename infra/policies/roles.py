@@ -245,7 +245,7 @@ def keep_shared_ceiling(names: Names, shared: SharedCeiling) -> list[Statement]:
         allow("KeepSharedCeiling", ["s3:GetObject", "s3:PutObject"], f"{bucket_arn}/{shared.key}"),
         _list_prefix("ListSharedCeiling", bucket_arn, shared.key),
         allow("SeeDeletedRows", "s3:GetBucketVersioning", bucket_arn),
-        # Of any key, for this object alone; S3 names the bucket in place of the object where the bucket has a key:
+        # Any key serves, for this object alone; S3 names the bucket in place of the object where the bucket has a key:
         # https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html#encryption-context
         allow(
             "UseKeyOfSharedCeiling",

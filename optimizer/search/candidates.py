@@ -188,7 +188,7 @@ def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPu
     rented = np.where(topped_up, nodes - owned, 0)[keep]
     configuration, purchase, base, nodes = configuration[keep], purchase[keep], base[keep], nodes[keep].astype(float)
     is_whole = fastest.sharding == DDP
-    # As FleetPlan has it, one node writes the last state of DDP, which every rank holds whole.
+    # One node writes the last state of DDP, which every rank holds whole, as in FleetPlan.
     step_s = fastest.train_hours * 3600 / problem.amount.steps
     last_writers = np.where(is_whole, 1, fastest.nodes)
     end_hours = reserve_hours(step_s, problem.checkpoint_gib, last_writers)[configuration]

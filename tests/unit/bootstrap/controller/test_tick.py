@@ -416,7 +416,7 @@ def test_a_missing_object_of_rows_is_begun_and_one_that_cannot_be_read_stops_all
 def test_a_shared_ceiling_that_s3_refuses_starts_no_node_and_status_says_why(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
-    """As where the bucket's key is not granted, on a stack's first tick and later."""
+    """S3 refuses where the bucket's key is not granted, on a stack's first tick and later."""
     make_team(stack, 500.0)
     s3, denied = stack.clients.s3, "not authorized to perform: kms:Decrypt"
     with monkeypatch.context() as patch:

@@ -275,7 +275,7 @@ def test_down_that_cannot_see_the_nodes_ends_none_of_them_without_a_checkpoint(
 def test_down_ends_the_stacks_row_under_a_shared_ceiling(
     pulumi: Pulumi, gpufleet: Gpufleet, deployed: DeployedStack
 ) -> None:
-    """What is destroyed costs nothing more, and must not block the other stacks for ever."""
+    """A destroyed stack costs nothing more, and must not block the other stacks for ever."""
     (pulumi.folder / "state").write_text(json.dumps({"version": 3, "deployment": {}}))
     deployed.configure(sharedCeiling="s3://team/budget.json@5000")
     down_now = ("down", *deployed.arguments, "--yes", "--no-save")
