@@ -83,7 +83,7 @@ class Torchrun:
             command, ranks = ["-m", "bootstrap.launchers", *command], 1
         options = arguments(node.settings, rendezvous, ranks, test=bool(test))
         node.notices.stop_listening()  # a killed process could not
-        node.notices.path.with_suffix(".at-fault").unlink(missing_ok=True)  # of an earlier program
+        node.notices.at_fault.unlink(missing_ok=True)  # of an earlier program
         # The command itself is not logged: it may hold a token.
         log(f"starting torchrun {' '.join(options)}")
         words = ["-m", "bootstrap.training.torchrun", *options, *command]

@@ -15,6 +15,8 @@ from bootstrap.contract.report import EXIT_AT_FAULT
 # EX_TEMPFAIL ("try again later") and EX_SOFTWARE ("the program is at fault") of sysexits.h.
 EXIT_INTERRUPTED = 75
 EXIT_HUNG = 70
+# Suffix of the file that a fault makes beside the file ``drain`` (notices.py).
+AT_FAULT = ".at-fault"
 _FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
@@ -63,7 +65,7 @@ class _FinalHook:
             # accelerate and a torchrun below the node's end with 1, whatever their ranks' status.
             if files := os.environ.get("GPUFLEET_DRAIN_FILE"):
                 with suppress(OSError):
-                    Path(files).with_suffix(".at-fault").touch()
+                    Path(files).with_suffix(AT_FAULT).touch()
             # Python ends with the status of a SystemExit that its hook raises (CPython, pythonrun.c, _PyErr_PrintEx).
             sys.exit(EXIT_AT_FAULT)
 

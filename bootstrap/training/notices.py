@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bootstrap.training.environment import positive_number
+from bootstrap.training.errors import AT_FAULT
 
 DRAIN_FILE_VARIABLE = "GPUFLEET_DRAIN_FILE"
 # systemd's 110 s (TimeoutStopSec), less up to 5 s until the watcher sees the notice (at most 120 s ahead) and up to
@@ -56,6 +57,7 @@ class NoticeFiles:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.at_fault = path.with_suffix(AT_FAULT)
 
     @classmethod
     def from_environment(cls) -> NoticeFiles | None:

@@ -100,7 +100,7 @@ class FleetAgent(LocalElasticAgent):
 def is_at_fault(failures: Collection[ProcessFailure]) -> bool:
     """Return whether another start would fail alike: by a worker's status, or by the file of a program's own rank."""
     files = NoticeFiles.from_environment() if failures and "bootstrap.launchers" in sys.argv else None
-    has_file = files is not None and files.path.with_suffix(".at-fault").exists()
+    has_file = files is not None and files.at_fault.exists()
     return has_file or any(failure.exitcode == EXIT_AT_FAULT for failure in failures)
 
 
