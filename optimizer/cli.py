@@ -184,7 +184,7 @@ def main() -> None:
     error: Exception
     try:
         # Otherwise click prints its own errors, and ends the program.
-        status = cli(standalone_mode=not as_json)
+        status = cli(prog_name="gpufleet", standalone_mode=not as_json)
         sys.exit(status if isinstance(status, int) else 0)
     except (GpufleetError, click.ClickException) as failed:
         error, exit_code = failed, failed.exit_code

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from botocore.loaders import Loader
     from mypy_boto3_autoscaling import AutoScalingClient
     from mypy_boto3_ec2 import EC2Client
-    from mypy_boto3_kms import KMSClient
     from mypy_boto3_pricing import PricingClient
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_sts import STSClient
@@ -67,7 +66,6 @@ ec2: Callable[[str], EC2Client] = partial(_client, "ec2")
 # For a call that spends and takes no client token: botocore must not send it twice.
 ec2_once: Callable[[str], EC2Client] = partial(_client, "ec2", attempts=1)
 fis: Callable[[str], Any] = partial(_client, "fis")
-kms: Callable[[str], KMSClient] = partial(_client, "kms")
 logs: Callable[[str], Any] = partial(_client, "logs")
 s3: Callable[[str], S3Client] = partial(_client, "s3")
 service_quotas: Callable[[str], Any] = partial(_client, "service-quotas")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -53,22 +53,25 @@ class LogReader:
     node: str  # instance id; empty for all
     since: datetime
     rank: int | None = None  # of a GPU; None: all lines
-    _seen: dict[str, int] = field(default_factory=dict, init=False)  # time in ms by event id
+    _newest_ms: int = field(default=0, init=False)
+    # Time in ms by event id, of the last minutes alone: the first read may be of a month.
+    _seen: OrderedDict[str, int] = field(default_factory=OrderedDict, init=False)
 
     def read(self) -> Iterator[LogLine]:
         """Read what came since the last time, in order of time; boto3's error without a log group."""
-        start_ms = int(self.since.timestamp() * 1000)
-        if self._seen:
-            start_ms = max(start_ms, max(self._seen.values()) - LATE // timedelta(milliseconds=1))
+        late_ms = LATE // timedelta(milliseconds=1)
+        start_ms = max(int(self.since.timestamp() * 1000), self._newest_ms - late_ms)
         # Prefix that bootstrap/training/rank_lines.py writes; the pattern finds it anywhere in a line:
         # https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/FilterAndPatternSyntax.html
         start = "" if self.rank is None else f"[rank {self.rank}] "
         chosen = {"filterPattern": f'"{start.strip()}"'} if start else {}
-        self._seen = {event: at for event, at in self._seen.items() if at >= start_ms}
         for event in _filter(self.client, self.group, f"{STREAMS}{self.node}", start_ms, **chosen):
             if event["eventId"] in self._seen or not event["message"].startswith(start):
                 continue
             self._seen[event["eventId"]] = event["timestamp"]
+            self._newest_ms = max(self._newest_ms, event["timestamp"])
+            while self._newest_ms - next(iter(self._seen.values())) > late_ms:
+                self._seen.popitem(last=False)
             node = event["logStreamName"].removeprefix(STREAMS)
             yield LogLine(node=node, at_ms=event["timestamp"], text=event["message"])
 

@@ -121,13 +121,13 @@ def _answer(
     offered: Sequence[Offering], whole: Search, plan: FleetPlan, path: str, plan_number: int, output_format: str
 ) -> None:
     """Print offerings, and how to buy the cheapest that the plan fits into."""
-    now = datetime.now(UTC)
-    fitting = [each for each in offered if blocks.train_hours(plan, each.times, now) >= plan.hours.p95]
+    now, needed = datetime.now(UTC), plan.hours_with_nodes.p95
+    fitting = [each for each in offered if blocks.train_hours(plan, each.times, now) >= needed]
     rows = [{name: read(each) for name, read in FIELDS.items()} | {"fits_p95": each in fitting} for each in offered]
     if rows or output_format != "table":
         write_rows(rows, COLUMNS, output_format, spare=SPARE)
     if not fitting:
-        short = f" that {plan.hours.p95:.1f} h fit into; {len(offered)} are too short" if offered else ""
+        short = f" that {needed:.1f} h fit into; {len(offered)} are too short" if offered else ""
         raise NothingFeasibleError(
             f"AWS offers no Capacity Block of {whole} in {whole.region}{short}",
             next_step="another --region, --from or --until; fewer nodes; several blocks, which follow each other",
@@ -208,7 +208,7 @@ def _search(plan: FleetPlan, *, region: str | None, start: datetime | None, unti
     window_hours = (end - (begin or now)) / HOUR if end else math.inf
     if end and window_hours <= 0:
         raise click.UsageError(f"--until {time_text(end)} is not after the earliest start")
-    hours = plan.hours.p95 + (BLOCK_TAIL + timedelta(seconds=plan.reserve_s)) / HOUR
+    hours = plan.hours_with_nodes.p95 + (BLOCK_TAIL + timedelta(seconds=plan.reserve_s)) / HOUR
     return Search(
         instance_type=plan.instance_type,
         region=region or plan.region,
@@ -274,9 +274,9 @@ def _describe(offering: Offering, plan: FleetPlan) -> str:
     ]
     if surplus:
         lines.append(f"surplus: {counted(surplus, 'node')} more than asked for, paid too")
-    if hours < plan.hours.p95:
+    if hours < (needed := plan.hours_with_nodes.p95):
         lines.append(
-            f"a part of the run: it trains {hours:.1f} h, of {plan.hours.p95:.1f} h at the 95th percentile; the rest "
+            f"a part of the run: it trains {hours:.1f} h, of {needed:.1f} h at the 95th percentile; the rest "
             "takes further blocks of the same nodes, or spot_fallback: on-demand"
         )
     return "\n".join(lines)

@@ -26,8 +26,8 @@ _LEFT_OUT = {"refresh", "dry_run_calls", "watch_s", "output_format", "explain", 
 _MOST_PLANS = 3
 # A model may be a function of the user's code, which may do anything: in a tool's process none runs.
 _START = (
-    "import sys; sys.argv[0] = 'gpufleet'; from optimizer.workload.profile import profiler; "
-    "profiler.RUNS_FUNCTIONS = False; from optimizer.start import main; main()"
+    "from optimizer.workload.profile import profiler; profiler.RUNS_FUNCTIONS = False; "
+    "from optimizer.start import main; main()"
 )
 INSTRUCTIONS = (
     "gpufleet chooses a GPU fleet on AWS for a training, within a budget and a deadline. Every tool is a command of "

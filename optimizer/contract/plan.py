@@ -758,14 +758,20 @@ class FleetPlan(_Model):
         return prices
 
     @property
+    def hours_with_nodes(self) -> Spread:
+        """Hours of the run without the gaps between its Capacity Blocks."""
+        gaps = block_gaps(self.purchase.blocks, datetime.min.replace(tzinfo=UTC))
+        return self.hours.model_copy(
+            update={name: hours - sum(gap for closes, gap in gaps if closes < hours) for name, hours in self.hours}
+        )
+
+    @property
     def compute_usd_per_hour(self) -> float:
         """Expected price of the whole fleet's nodes, USD per hour of the run; of a commitment, its hourly price."""
         own = [*self.node_prices_usd_per_hour.values()]
         if self.purchase.option == "reserved" and not self.purchase.on_demand_top_up and own:
             return own[0] * self.node_count
-        gaps = block_gaps(self.purchase.blocks, datetime.min.replace(tzinfo=UTC))
-        hours = self.hours.expected - sum(gap for closes, gap in gaps if closes < self.hours.expected)
-        return self.cost_usd.breakdown.compute / hours
+        return self.cost_usd.breakdown.compute / self.hours_with_nodes.expected
 
     @property
     def checkpoint_writers(self) -> int:

@@ -69,12 +69,14 @@ def hours_by_cause(plan: FleetPlan) -> dict[str, float]:
     useful = plan.hours.expected - plan.interruption.lost_hours
     stalls = useful * plan.interruption.checkpoint_stall_s / plan.interruption.checkpoint_interval_s
     staging = plan.staging.hours if plan.staging else 0.0
-    interruptions = plan.interruption.lost_hours - RESTART_HOURS - stalls - staging
+    gaps = plan.hours.expected - plan.hours_with_nodes.expected
+    interruptions = plan.interruption.lost_hours - RESTART_HOURS - stalls - staging - gaps
     return {
         "training steps": training,
         "allowance for the error of the speed": max(0.0, useful - training),
         "start of the nodes": RESTART_HOURS,
         **({"copies of the data": staging} if staging else {}),
+        **({"gaps between Capacity Blocks": gaps} if gaps else {}),
         "stalls for checkpoints": stalls,
         "interruptions": max(0.0, interruptions),
     }

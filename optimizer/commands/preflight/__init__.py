@@ -52,7 +52,7 @@ Example:
 """
 )
 @plan_arguments
-@click.option("--stack", metavar="NAME", help="Pulumi stack of the plan: its configuration and key count.")
+@click.option("--stack", metavar="NAME", help="Pulumi stack of the plan: its configuration counts.")
 @directory_option
 @click.option(
     "--dry-run-calls",
@@ -72,7 +72,7 @@ def command(
     """Check whether this AWS account can carry out PLAN now; every failure is listed, and nothing is changed.
 
     Asks with the credentials of the environment, which need read permissions only (gpufleet stack policy preflight):
-    quotas less their use, zones, reservations and Capacity Blocks, image, key, network, prices.
+    quotas less their use, zones, reservations and Capacity Blocks, image, network, prices.
     An unanswered check is "unknown", with the missing permission. PLAN is one plan or the output
     of recommend; - reads standard input. With --stack, its configuration in Pulumi.NAME.yaml counts.
 

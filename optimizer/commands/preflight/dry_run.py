@@ -13,10 +13,10 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from infra.settings import ConfigError
-from optimizer.aws import clients, errors
+from optimizer.aws import errors
 from optimizer.aws.paging import filters
 from optimizer.commands.preflight.image import describe_images, wanted_image
-from optimizer.commands.preflight.model import Check, Context, Finding, Unknown, ask, find, passed, unknown
+from optimizer.commands.preflight.model import Check, Context, Finding, Unknown, ask, passed, unknown
 
 _WHY = (
     "pulumi up needs it; the deployer's policy permits nodes by a launch template alone, so a dry run is refused where "
@@ -26,7 +26,7 @@ _NEXT = "aws sts decode-authorization-message tells the policies of an encoded m
 
 
 def check_node(context: Context) -> Iterator[Finding]:
-    """Ask for the plan's nodes as their launch template describes them, with the stack's key where it has one."""
+    """Ask for the plan's nodes as their launch template describes them."""
     plan, subnet_ids = context.plan, context.settings.subnet_ids
     images = []
     with suppress(ConfigError):  # reported by the image's own check
@@ -35,10 +35,6 @@ def check_node(context: Context) -> Iterator[Finding]:
         yield unknown("there is no image to ask with", next_step="mend the image's error")
         return
     volume: Any = {"VolumeSize": plan.volumes.root_gib, "VolumeType": "gp3", "Encrypted": True}
-    kms = clients.kms(context.region)
-    key: Any = find(lambda: kms.describe_key(KeyId=context.key_alias)["KeyMetadata"]) if context.stack else {}
-    if not isinstance(key, Unknown) and "Arn" in key:
-        volume["KmsKeyId"] = key["Arn"]
     request: dict[str, Any] = {
         "ImageId": images[0]["ImageId"],
         "InstanceType": plan.instance_type,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from botocore.exceptions import ClientError
 
-from infra.naming import Names
 from infra.settings import StackSettings
 from optimizer.aws import errors
 from optimizer.contract.plan import FleetPlan
@@ -72,7 +71,6 @@ _READS = {
     "DescribeInstanceTypes DescribeInstances DescribeRouteTables DescribeSpotPriceHistory "
     "DescribeSubnets DescribeVpcAttribute DescribeVpcEndpoints",
     "ecr": "BatchGetImage",
-    "kms": "DescribeKey",
     "pricing": "GetProducts",
     "servicequotas": "GetAWSDefaultServiceQuota GetServiceQuota",
     "ssm": "GetParameter",
@@ -163,12 +161,6 @@ class Context:
     def region(self) -> str:
         """The plan's region."""
         return self.plan.region
-
-    @property
-    def key_alias(self) -> str:
-        """Alias of the stack's key; empty where no stack was named."""
-        # The alias holds neither account nor region.
-        return Names(stack=self.stack, account_id="", region="", partition="").key_alias if self.stack else ""
 
     @property
     def spot_nodes(self) -> int:

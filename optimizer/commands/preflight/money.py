@@ -121,9 +121,15 @@ def _judge_budget(context: Context, quotes: dict[NodeItem, NodeQuote]) -> Findin
             why="nothing ends the spending of a run that never gets done",
             next_step="pulumi config set gpufleet:ceilingUsd USD",
         )
-    level: Level = "error" if expected + reserve > limit else "warning" if p95 + reserve > limit else "ok"
+    dear = [
+        f"{place.instance_type} {place.purchase} in {place.zone_id} at {place.price.usd:,.2f} USD an hour a node"
+        for place in plan.alternates
+        if place.cost_usd.p95 + plan.at(place).reserve_usd > limit
+    ]
+    level: Level = "error" if expected + reserve > limit else "warning" if p95 + reserve > limit or dear else "ok"
     return Finding(
-        f"{about}, {reserve:,.2f} more are kept to save and end, and {name} is {limit:,.2f}",
+        f"{about}, {reserve:,.2f} more are kept to save and end, and {name} is {limit:,.2f}"
+        + (f"; above it at their 95th percentile are the next places, {'; '.join(dear)}" if dear else ""),
         level=level,
         value=round(p95 + reserve, 2),
         limit=limit,

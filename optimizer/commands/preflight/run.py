@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from functools import partial
 
 from infra.settings import StackSettings
-from optimizer.aws import clients
-from optimizer.commands.preflight import account, capacity, image, money, network, place, reservation
+from optimizer.aws import clients, errors
+from optimizer.commands.preflight import capacity, image, money, network, place, reservation
 from optimizer.commands.preflight.model import LEVELS, Account, Check, Context, Finding, Unknown, ask, named, passed
+from optimizer.contract.errors import GpufleetError
 
 # In the order of printing within a level.
 CHECKS = (
@@ -20,7 +21,6 @@ CHECKS = (
     Check("reservation", reservation.check_reservation),
     Check("image", image.check_image),
     Check("container image", image.check_container_image),
-    Check("KMS key", account.check_key),
     Check("data bucket", place.check_data_bucket),
     Check("VPC", network.check_vpc),
     Check("addresses", network.check_addresses),
@@ -45,6 +45,33 @@ class PreflightReport:
         return {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
 
 
+def identify(region: str) -> Account | Unknown:
+    """Return the account of the credentials; the call needs no permission, and the region to be enabled.
+
+    https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html
+
+    Raises:
+        GpufleetError: there are no credentials, AWS refuses them in ``region``, or it cannot be reached.
+    """
+
+    def call() -> Account:
+        try:
+            answer = clients.sts(region).get_caller_identity()
+        except Exception as error:
+            if errors.stops_all_calls(error):
+                raise GpufleetError(
+                    f"nothing was checked in {region}: {errors.reason(error)}",
+                    limit="credentials that may read, and a way to AWS",
+                    why="preflight asks the account the plan would run in",
+                    next_step=f"{errors.CHECK_CREDENTIALS}; aws account enable-region --region-name {region} enables "
+                    "a region",
+                ) from error
+            raise
+        return Account(id=answer["Account"], arn=answer["Arn"])
+
+    return ask(call)
+
+
 def preflight(
     settings: StackSettings,
     *,
@@ -58,10 +85,10 @@ def preflight(
     ``more`` are further checks, ``offline`` findings made without AWS.
 
     Raises:
-        optimizer.contract.errors.GpufleetError: no credentials, refused ones, or no way to AWS.
+        GpufleetError: no credentials, refused ones, or no way to AWS.
     """
     now, region = at or datetime.now(UTC), settings.plan.region
-    caller = account.identify(region)
+    caller = identify(region)
     if isinstance(caller, Unknown):
         first = caller.finding(why="names of buckets and keys hold the account")
     else:

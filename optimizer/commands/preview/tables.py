@@ -14,6 +14,7 @@ from rich.tree import Tree
 from infra.offline.preview import Resource
 from optimizer.commands.output import output_width, write_table, write_text
 from optimizer.commands.preview.cost import CostLine
+from optimizer.commands.recommend.tables import write_places
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.units import HOURS_PER_MONTH, short
 
@@ -36,7 +37,6 @@ def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums
         f"creates  {parts.total()} resources: {counts}; protected: {', '.join(protected) or 'none'}",
         f"run      {cost.expected:,.2f} USD expected ({dollars}), {cost.p95:,.2f} at p95; "
         f"{short(plan.hours.expected)} h expected, {short(plan.hours.p95)} at p95",
-        *([f"next     without capacity there: {plan.describe_alternates()}"] if plan.alternates else []),
         *([f"data     {plan.staging.describe(plan.node_count)}"] if plan.staging else []),
         *([f"data     {plan.lustre.describe()}"] if plan.lustre else []),
         f"hour     {sums['usd_per_hour']:,.2f} USD with all nodes; without nodes "
@@ -44,6 +44,7 @@ def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums
         "until `pulumi destroy --exclude-protected`",
     ):
         write_text(line, indent=" " * 9)
+    write_places(plan)
 
 
 def describe_stack(plan: FleetPlan, stack: str) -> str:
@@ -90,6 +91,7 @@ def write_cost(plan: FleetPlan) -> None:
         [price.model_dump(mode="json") for price in plan.prices],
         {"item": "price of", "usd": "USD", "per": "per", "source": "source", "as_of": "as of"},
     )
+    write_places(plan)
     click.echo("")
 
 

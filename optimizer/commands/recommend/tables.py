@@ -14,7 +14,7 @@ import click
 from bootstrap.contract.words import counted
 from optimizer.commands.output import format_number, say, write_table, write_text
 from optimizer.contract.hardware import DERIVED_SPOT
-from optimizer.contract.plan import Alternate, FleetPlan, NodeItem
+from optimizer.contract.plan import FleetPlan, NodeItem
 from optimizer.contract.units import usd_text
 from optimizer.recommend import Recommendation
 from optimizer.search.nearest import NearestPlan
@@ -47,7 +47,7 @@ TABLE_KEY = (
     "GPU and its limit. ~: at an old spot price of the plan's own zone; its p95 has the spread of that age."
 )
 _RECOMPUTED = {"none": "", "selective": " sel", "full": " full"}
-ALTERNATE_COLUMNS = {
+PLACE_COLUMNS = {
     "zone_id": "zone",
     "instance_type": "type",
     "purchase": "purchase",
@@ -243,10 +243,7 @@ def _print_explanation(answer: Recommendation) -> None:
         evidence += [f"data: {plan.lustre.describe()}"] if plan.lustre else []
         for line in evidence:
             write_text(f"  {line}", indent="    ")
-        if plan.alternates:
-            click.echo()
-            title = "Plan 1 goes next to, where its own place has no capacity"
-            write_table([_alternate(alternate) for alternate in plan.alternates], ALTERNATE_COLUMNS, title=title)
+        write_places(plan)
     _print_rejections(answer.rejected, "Rejected types and the constraint that binds")
     write_text(
         f"\n{answer.searched_plans:,} plans weighed in {answer.elapsed_s:.2f} s; on-demand prices as of "
@@ -273,13 +270,19 @@ def describe_changes(nearest: NearestPlan) -> str:
     return " ".join(shlex.join(words) for words in nearest.flags.values())
 
 
-def _alternate(alternate: Alternate) -> dict[str, Any]:
-    spreads = {"hours": alternate.hours, "cost_usd": alternate.cost_usd}
-    return {
-        **{name: getattr(alternate, name) for name in ("zone_id", "instance_type", "purchase")},
-        "price": alternate.price.usd,
-        **{f"{key}_{name}": getattr(spread, name) for key, spread in spreads.items() for name in ("expected", "p95")},
-    }
+def write_places(plan: FleetPlan) -> None:
+    """Print the plan's own place, and those that its nodes go to where AWS has no capacity there, if any."""
+    if not plan.alternates:
+        return
+    click.echo()
+    own = (plan.purchase.zone_id or plan.region, plan.instance_type, plan.purchase.in_short, plan.prices[0].usd)
+    places = [(*own, plan.hours, plan.cost_usd)]
+    places += [(a.zone_id, a.instance_type, a.purchase, a.price.usd, a.hours, a.cost_usd) for a in plan.alternates]
+    rows = [
+        dict(zip(PLACE_COLUMNS, (*facts, hours.expected, hours.p95, usd.expected, usd.p95), strict=True))
+        for *facts, hours, usd in places
+    ]
+    write_table(rows, PLACE_COLUMNS, title="The plan's place, and the next ones where it has no capacity")
 
 
 def count_rejections(answer: Recommendation) -> str:

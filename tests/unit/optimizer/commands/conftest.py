@@ -31,7 +31,7 @@ def gpufleet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     """Run the command line; a traceback fails the test."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gpufleet", *arguments])
+        monkeypatch.setattr(sys, "argv", ["/usr/bin/gpufleet.exe", *arguments])
         try:
             main()
         except SystemExit as ended:

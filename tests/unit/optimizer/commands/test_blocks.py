@@ -12,6 +12,7 @@ import pytest
 import yaml
 from botocore.exceptions import ReadTimeoutError
 
+from bootstrap.contract.timings import BOOT, HOUR
 from optimizer.commands import blocks
 from optimizer.contract.plan import CapacityBlock
 from optimizer.contract.request import Constraints
@@ -192,6 +193,20 @@ def test_a_block_that_is_shorter_than_the_run_is_a_part_of_it(gpufleet: Gpufleet
     for until, length in ((), 4368), (("--until", "2026-12-16"), 504), (("--until", "2026-11-24"), 48):
         gpufleet("blocks", "find", plan, *until)
         assert market.asked("DescribeCapacityBlockOfferings")[-1]["CapacityDurationHours"] == length
+
+
+def test_days_between_two_blocks_of_a_plan_are_not_asked_for(gpufleet: Gpufleet, market: FakeAws, plan: str) -> None:
+    """The plan's hours count the gap, in which no node runs; 22 h train."""
+    held = {"start": "2026-11-22T12:00:00Z", "end": "2026-11-23T12:00:00Z"}
+    later = {"start": "2026-12-03T12:00:00Z", "end": "2026-12-04T12:00:00Z", "capacity_reservation_id": BLOCK}
+    purchase = {"option": "capacity-block", "on_demand_base": 0, "capacity_reservation_id": BLOCK}
+    purchase |= {"capacity_block": held, "next_blocks": [later]}
+    gap_h = 240.5 + BOOT / HOUR
+    gapped = {"purchase": purchase, "hours": {"expected": 20.0 + gap_h, "p50": 19.0 + gap_h, "p95": 22.0 + gap_h}}
+    Path(plan).write_text(json.dumps(SPOT_P4D | gapped))
+    code, out, _ = gpufleet("blocks", "find", plan, "--format", "json")
+    assert code == 0 and [row["fits_p95"] for row in json.loads(out)] == [False, False, True]
+    assert market.asked("DescribeCapacityBlockOfferings")[-1]["CapacityDurationHours"] == 24
 
 
 class Terminal:

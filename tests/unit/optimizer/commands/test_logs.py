@@ -16,6 +16,7 @@ import pytest
 
 from optimizer.aws import clients
 from optimizer.aws.actuals import read_ranks
+from optimizer.aws.log_group import LogReader
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.deployed import REGION, Clock, DeployedStack
 
@@ -106,6 +107,22 @@ def test_following_prints_each_line_once_also_late_ones(follow: Follow, output: 
         output.write(nodes[1], "sent late", after_s=10)
 
     assert follow(timedelta(seconds=15), write) == ["first", "sent late", "second"]
+
+
+def test_a_long_read_keeps_the_ids_of_the_last_minutes_alone() -> None:
+    class Pages:
+        def get_paginator(self, _: str) -> Pages:
+            return self
+
+        def paginate(self, startTime: int, **_: Any) -> Any:  # noqa: N803 - AWS's name
+            times = (at for at in range(0, 86_400_000, 60_000) if at >= startTime)
+            yield {
+                "events": [{"eventId": str(at), "timestamp": at, "message": "", "logStreamName": ""} for at in times]
+            }
+
+    reader = LogReader(client=Pages(), group="", node="", since=datetime.fromtimestamp(0, UTC))
+    assert len(list(reader.read())) == 1_440 and len(reader._seen) == 6
+    assert list(reader.read()) == []
 
 
 def test_ranks_are_torchruns(deployed: DeployedStack, nodes: list[str]) -> None:

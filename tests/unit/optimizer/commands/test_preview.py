@@ -49,10 +49,16 @@ def test_json_has_the_programs_resources_and_the_plans_dollars(tmp_path: Path) -
     assert any("000000000000" in note for note in answer["notes"])
 
 
-def test_both_forms_say_where_the_plan_goes_without_capacity(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [(), ("--all",)])
+def test_each_form_says_where_the_plan_goes_without_capacity(tmp_path: Path, form: tuple[str, ...]) -> None:
     plan = SPOT_P4D | {"alternates": [ON_DEMAND_P4D, SPOT_P4DE]}
-    (line,) = [line for line in preview(tmp_path, plan).splitlines() if line.startswith("next     ")]
-    assert line.startswith("next     without capacity there: on-demand in use1-az6 (100.00 USD), p4de.24xlarge spot in")
+    out = preview(tmp_path, plan, *form)
+    rows = [line.split() for line in out[out.index("The plan's place, and the next") :].splitlines()[2:5]]
+    assert [row[:5] for row in rows] == [
+        ["us-east-1", "p4d.24xlarge", "spot", "(+1", "on-demand)"],
+        ["use1-az6", "p4d.24xlarge", "on-demand", "21.96", "4.5"],
+        ["use1-az6", "p4de.24xlarge", "spot", "14", "4.5"],
+    ]
     alternates = json.loads(preview(tmp_path, plan, "--format", "json"))["alternates"]
     assert [(one["zone_id"], one["purchase"], one["price"]["usd"]) for one in alternates] == [
         ("use1-az6", "on-demand", 21.96),

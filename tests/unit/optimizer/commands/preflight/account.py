@@ -258,7 +258,6 @@ def healthy() -> dict[str, Answer]:
         "GetServiceQuota": quota_answer(),
         "DescribeImages": {"Images": [image()]},
         "GetParameter": {"Parameter": {"Name": PARAMETER, "Value": "ami-0123456789abcdef0"}},
-        "DescribeKey": {"KeyMetadata": {"KeyId": "1234", "KeyState": "Enabled"}},
         "GetProducts": {"PriceList": [instance_document("p4d.24xlarge", on_demand="21.9600000000")]},
         "DescribeSpotPriceHistory": {"SpotPriceHistory": [spot_price(), spot_price("9.00", "us-east-1b")]},
     }

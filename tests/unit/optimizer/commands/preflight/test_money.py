@@ -8,7 +8,7 @@ import pytest
 
 from optimizer.commands.preflight.money import check_prices
 from optimizer.contract.plan import FleetPlan
-from tests.plans import SPOT_P4D, sample_plan
+from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
 from tests.unit.optimizer.commands.preflight.account import (
     DENIED_EC2,
@@ -136,6 +136,15 @@ def test_the_smaller_of_budget_and_ceiling_binds(
     # To save and end takes 9 minutes of two nodes of 10 USD/h, and of 5 USD besides in 4.5 h.
     value = 120.0 if limit is None else 123.17
     assert (row.check, row.level, row.value, row.limit) == ("budget", level, value, limit)
+
+
+def test_a_next_place_above_the_ceiling_is_a_warning_with_its_price(aws: FakeAws) -> None:
+    dear = ON_DEMAND_P4D | {"cost_usd": ON_DEMAND_P4D["cost_usd"] | {"p95": 200.0}}
+    plan = priced(ONLY_SPOT, alternates=[dear, SPOT_P4DE])
+    for ceiling, level in ((300, "ok"), (150, "warning")):
+        row = list(check_prices(context(plan, ceiling_usd=ceiling)))[-1]
+        says = "are the next places, p4d.24xlarge on-demand in use1-az6 at 21.96 USD an hour a node"
+        assert (row.level, row.text.endswith(says)) == (level, level == "warning")
 
 
 def test_todays_price_moves_the_cost_by_the_share_of_the_nodes(aws: FakeAws) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from optimizer.commands.preflight.account import identify
 from optimizer.commands.preflight.model import Account, Unknown
 from optimizer.commands.preflight.place import open_zones
+from optimizer.commands.preflight.run import identify
 from optimizer.contract.errors import GpufleetError
 from tests.unit.optimizer.commands.preflight.account import (
     ACCOUNT,

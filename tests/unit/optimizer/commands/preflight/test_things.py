@@ -1,4 +1,4 @@
-"""Image, key, bucket and network: what must be there, or must not be in the way."""
+"""Image, bucket and network: what must be there, or must not be in the way."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from tests.unit.optimizer.commands.preflight.account import (
 
 __all__ = ["aws"]
 
-check_key = CHECK["KMS key"]
 check_addresses, check_reach, check_vpc = CHECK["addresses"], CHECK["way to AWS"], CHECK["VPC"]
 
 BUCKET = f"gpufleet-dev-{ACCOUNT}-us-east-1"
@@ -120,29 +119,6 @@ def test_none_or_two_images_are_an_error(aws: FakeAws, answer: Any, count: int) 
 def test_a_plan_without_an_image_is_an_error_without_a_call(aws: FakeAws) -> None:
     row = only(check_image(context(sample_plan(node={"gpu": "V100"}))))
     assert row.level == "error" and "V100" in row.text and not aws.calls
-
-
-def test_a_key_that_is_yet_to_be_made_is_no_hindrance(aws: FakeAws) -> None:
-    aws.answers["DescribeKey"] = Refusal("NotFoundException")
-    row = only(check_key(context()))
-    assert (row.level, row.text) == ("ok", "there is no alias/gpufleet-dev yet: pulumi up makes it")
-
-
-@pytest.mark.parametrize(
-    ("state", "next_step"),
-    [
-        ("Disabled", "aws kms enable-key --region us-east-1 --key-id 1234"),
-        (
-            "PendingDeletion",
-            "aws kms cancel-key-deletion --region us-east-1 --key-id 1234 && "
-            "aws kms enable-key --region us-east-1 --key-id 1234",
-        ),
-    ],
-)
-def test_a_key_that_is_off_is_an_error(aws: FakeAws, state: str, next_step: str) -> None:
-    aws.answers["DescribeKey"] = {"KeyMetadata": {"KeyId": "1234", "KeyState": state}}
-    row = only(check_key(context()))
-    assert (row.level, row.next_step) == ("error", next_step)
 
 
 @pytest.mark.parametrize(
