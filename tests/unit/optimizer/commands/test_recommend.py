@@ -199,10 +199,9 @@ def test_every_form_says_where_a_plan_goes_without_capacity() -> None:
     lines = gpufleet("recommend", *flags, "--explain").stdout.splitlines()
     usd = f"~{first['cost_usd']['expected']:,.2f} USD"
     assert f"else spot in {first['zone_id']} ({usd})" in " ".join(" ".join(lines[:8]).split())
-    table = lines[lines.index("Plan 1 goes next to, where its own place has no capacity") :]
-    assert [line.split()[0] for line in table[2 : 2 + len(best["alternates"])]] == [
-        alternate["zone_id"] for alternate in best["alternates"]
-    ]
+    table = lines[lines.index("The plan's place, and the next ones where it has no capacity") + 2 :]
+    places = [place["zone_id"] for place in (best["purchase"], *best["alternates"])]
+    assert [line.split()[0] for line in table[: len(places)]] == places
     (row, *_) = csv.DictReader(io.StringIO(gpufleet("recommend", *flags, "--format", "csv").stdout))
     assert row["alternates"].startswith(f"{first['zone_id']}/p4d.24xlarge/spot={first['cost_usd']['expected']:g} ")
 
