@@ -43,7 +43,29 @@ SHELL_SIGN = re.compile(r"[;|&<>]$|\d?>>?[\w./~$]")
 # Programs that read a command from an option's value: bash -lc, env -S.
 READERS = frozenset({"sh", "bash", "dash", "zsh", "fish", "env"})
 READS_TEXT = re.compile(r"-\w*[cS]")
-MANAGERS = frozenset({"poetry", "pdm", "pipenv", "uv"})  # also as modules: python -m poetry run
+# Programs that start the command among their arguments: the words before it ("*": any word), and the options that take
+# the next word as a value. uv and the like are also modules: python -m poetry run.
+WRAPPERS = {
+    name: own
+    for names, own in {
+        "! { do elif else if then until while": "",  # a shell's
+        "command dumb-init exec nohup setsid time which": "",
+        "apptainer singularity": "exec * -B -H --bind --env --home --pwd",
+        "chrt taskset": "*",
+        "conda mamba micromamba": "run -n -p --name --prefix --cwd",
+        "env": "-C -u --chdir --unset",
+        "nice": "-n --adjustment",
+        "nsys": "profile -c -d -o -t -y --capture-range --output --trace",
+        "numactl": "-C -N -P -i -m -p --cpunodebind --interleave --membind --physcpubind --preferred",
+        "poetry pdm pipenv pixi": "run -C -P -e -p --directory --environment --project",
+        "stdbuf": "-e -i -o --error --input --output",
+        "timeout": "* -k -s --kill-after --signal",
+        "tini": "-e -p",
+        "uv": "run -p -w --directory --env-file --extra --group --index --package --project --python --with "
+        "--with-editable --with-requirements",
+    }.items()
+    for name in names.split()
+}
 SCRIPT = re.compile(r".+\.(py|pyc|pyz|sh)", re.DOTALL)
 
 
@@ -74,7 +96,7 @@ def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
     if shell:
         yield f"{shell[0]} is a shell's, and no shell reads the command: put it into a script, or say bash -c '...'"
         return
-    head, started = words_before_script(words), started_by(words)
+    started = started_by(words)
     if found := CLUSTERS & started:
         yield f"{min(found)} starts ranks by a cluster's daemons, which no node has: give the script alone"
         return
@@ -82,7 +104,7 @@ def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
     if start_of(words) == "torchrun":
         for name in sorted(launchers | by_ssh):
             yield f"{name} would start in each rank that the nodes' torchrun starts: give the script alone"
-        own = itertools.takewhile(lambda word: word not in ("-m", "--module", "--no-python", "--no_python"), head)
+        own = itertools.takewhile(lambda word: word not in ("-m", "--module", "--no-python", "--no_python"), words)
         for option in sorted(_options(own)):
             # torchrun takes options that are cut short.
             if any(given.startswith(option) for given in GIVEN_OPTIONS):
@@ -94,7 +116,8 @@ def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
         yield f"{min(by_ssh)} reaches other nodes by SSH, which they do not answer: give the script alone"
     if by_ssh or any("MASTER_ADDR" in word for word in words):
         return
-    for name in sorted(launchers) or sorted(RANK_OPTIONS & _options(head))[:1]:
+    *_, last = _programs(words)
+    for name in sorted(launchers) or sorted(RANK_OPTIONS & _options(last))[:1]:
         yield (
             f"{name} has no option with ${{MASTER_ADDR}}, so each node would train by itself: give it its options for "
             "several nodes, or the script alone, which the nodes start under torchrun"
@@ -102,41 +125,73 @@ def command_faults(words: Sequence[str], *, is_gang: bool) -> Iterator[str]:
 
 
 def started_by(words: Sequence[str]) -> set[str]:
-    """Names of programs and of launchers' modules in a command and in a shell's text, and pairs of names.
+    """Names of the programs and of the launchers' modules that a command starts, and each with its subcommand."""
+    return {name for first, *rest in _programs(words) for name in (first, f"{first} {next(_plain(rest), '')}")}
 
-    They may stand behind wrappers (env, numactl, ``uv run``), so every word before a script counts.
+
+def _programs(words: Sequence[str]) -> Iterator[list[str]]:
+    """Commands that a command is made of, the last at its end: a name without folders, and its arguments.
+
+    An argument that is named like a launcher (``--launcher srun``, ``-n deepspeed``) starts nothing.
     """
-    head = words_before_script(words)
-    names = [PurePath(word).name for word in head]
-    if "install" in names:
-        return set()  # packages have the same names
-    found = {*names, *map(" ".join, itertools.pairwise(names))}
-    # -m torch.distributed.run, -umtorch.distributed.run, .../torch/distributed/run.py
-    dotted = [word.removesuffix(".py").replace("/", ".") for word in words[: len(head) + 1]]
-    found |= {name for module, name in MODULES.items() if any(word.endswith(module) for word in dotted)}
-    for option, text in itertools.pairwise(head if READERS & found else ()):
-        if READS_TEXT.fullmatch(option):
-            for command in re.split(r"[;&|()`\n]+", text):
-                found |= started_by(split_command(command) or command.split())
-    return found
+    if start_of(words) == "torchrun":
+        head = list(itertools.takewhile(lambda word: not SCRIPT.fullmatch(word), words))
+        at = next((at for at, word in enumerate(head, 1) if word in ("--no-python", "--no_python")), 0)
+        words = words[at:] if at else ["python", *words]
+    words = list(itertools.dropwhile(re.compile(r"\w+=").match, words))
+    if not words:
+        yield [""]
+        return
+    name, rest = PurePath(words[0]).name, words[1:]
+    if name.startswith("python"):
+        module, after = _module(rest)
+        path = module.removesuffix(".py").replace("/", ".")
+        yield next(([launcher] for suffix, launcher in MODULES.items() if path.endswith(suffix)), [name])
+        if module in WRAPPERS:
+            yield from _programs([module, *after])
+        return
+    yield [MODULES.get(name, name), *rest]
+    own = itertools.takewhile(lambda word: not SCRIPT.fullmatch(word), rest if name in READERS else ())
+    for text in (text for option, text in zip(own, rest[1:], strict=False) if READS_TEXT.fullmatch(option)):
+        for command in re.split(r"[;&|()`\n]+", text):
+            yield from _programs(split_command(command) or command.split())
+        return
+    if name in WRAPPERS and (command := _wrapped(rest, WRAPPERS[name].split())):
+        yield from _programs(command)
 
 
-def words_before_script(words: Sequence[str]) -> list[str]:
-    """Words before the first script, or up to the module that Python runs: what follows is its own."""
-    head, is_python = list[str](), start_of(words) == "torchrun"
-    for last, word in itertools.pairwise(["", *words]):
-        if SCRIPT.fullmatch(word) and not READS_TEXT.fullmatch(last):
-            break
-        head.append(word)
-        if is_python and re.fullmatch(r"-\w*m", last) and word not in MANAGERS:
-            break
-        is_python |= PurePath(word).name.startswith("python")
-    return head
+def _wrapped(words: Sequence[str], own: list[str]) -> Sequence[str]:
+    """Words of the command that a wrapper starts, after its ``own``; none where its subcommand is another."""
+    before = list(_plain(own))
+    at = 0
+    while at < len(words) and (words[at].startswith("-") or before):
+        if words[at].startswith("-"):
+            at += words[at] in own
+        elif before.pop(0) not in ("*", words[at]):
+            return []
+        at += 1
+    return words[at:]
+
+
+def _module(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Module (-m a.b, -uma.b) or script that Python runs, and the arguments after it."""
+    for at, word in enumerate(words):
+        if SCRIPT.fullmatch(word):
+            return word, words[at + 1 :]
+        if found := re.fullmatch(r"-[bBdEiIOPqsSuvx]*m(.*)|--module", word):
+            after = words[at:] if found[1] else words[at + 1 :]
+            return found[1] or "".join(after[:1]), after[1:]
+    return "", []
+
+
+def _plain(words: Iterable[str]) -> Iterator[str]:
+    return (word for word in words if not word.startswith("-"))
 
 
 def _options(words: Iterable[str]) -> set[str]:
-    """Names of the long options among words, as torchrun reads them."""
-    return {word[2:].partition("=")[0].replace("_", "-") for word in words if word.startswith("--") and word != "--"}
+    """Names of the long options before a script, as torchrun reads them."""
+    own = itertools.takewhile(lambda word: not SCRIPT.fullmatch(word), words)
+    return {word[2:].partition("=")[0].replace("_", "-") for word in own if word.startswith("--") and word != "--"}
 
 
 def loses_sigterm(words: Sequence[str]) -> bool:
@@ -145,8 +200,3 @@ def loses_sigterm(words: Sequence[str]) -> bool:
     https://github.com/conda/conda/blob/26.7.1/conda/gateways/subprocess.py
     """
     return "conda run" in started_by(words)
-
-
-def names_of(words: Sequence[str]) -> set[str]:
-    """Return the words without their folders."""
-    return {PurePath(word).name for word in words}

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from pathlib import Path
 
 from bootstrap.training.environment import node_plan
-from bootstrap.training.notices import DRAIN_FILE_VARIABLE
+from bootstrap.training.notices import NoticeFiles
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +34,7 @@ class ProgressFile:
     """Writer of the agent's progress file, if any; a failure is logged once and never stops training."""
 
     def __init__(self, *, global_batch: int) -> None:
-        notices = os.environ.get(DRAIN_FILE_VARIABLE)
-        self._path = Path(notices).with_name(NAME) if notices else None
+        self._notices = NoticeFiles.from_environment()
         self._global_batch = global_batch
         plan = node_plan()
         self._tokens_per_sample = plan.seq_len if plan else None
@@ -46,16 +44,19 @@ class ProgressFile:
     def update(self, step: int) -> None:
         """Write that ``step`` steps are done, at most once a second."""
         now = time.monotonic()
-        if self._path is None or now - self._written_at < INTERVAL_S:
+        if self._notices is None or now - self._written_at < INTERVAL_S:
             return
-        self._written_at = now
+        is_first, self._written_at = not self._written_at, now
         samples = step * self._global_batch
         tokens = None if self._tokens_per_sample is None else samples * self._tokens_per_sample
         facts = {"schema_version": 1, "at": round(time.time(), 3), "step": step, "samples": samples, "tokens": tokens}
-        new = self._path.with_suffix(".new")
+        path = self._notices.path.with_name(NAME)
+        new = path.with_suffix(".new")
         try:
             new.write_text(json.dumps(facts), encoding="utf-8")
-            new.replace(self._path)
+            new.replace(path)
+            if is_first:  # the launcher of an earlier process went on after its fault
+                self._notices.at_fault.unlink(missing_ok=True)
         except OSError as error:
             if not self._failed:
                 logger.error("progress is not published: %s", error)

@@ -51,8 +51,8 @@ def stage(uri: str, *, suffixes: tuple[str, ...] = ()) -> Path:
     """Local path of a folder, a file or ``s3://BUCKET/PREFIX``.
 
     Local rank 0 copies from S3 and the node's other ranks wait, so call it on every rank, before the process group is
-    made (its timeout is shorter than a large copy). A file whose size and ETag are those of the last copy stays, and
-    data that the node's set-up copied is taken as it is.
+    made (its timeout is shorter than a large copy). A whole copy of the same objects stays, and data that the node's
+    set-up copied is taken as it is.
 
     Args:
         suffixes: ends of the names to copy; default: all.
@@ -77,14 +77,6 @@ def stage(uri: str, *, suffixes: tuple[str, ...] = ()) -> Path:
     else:
         while _copied_by(folder) != _session():
             time.sleep(0.5)
-    return _root_of(folder, prefix)
-
-
-def stage_for_node(uri: str) -> Path:
-    """Copy ``s3://BUCKET/PREFIX`` in the node's set-up, before any worker; errors as ``stage``."""
-    bucket, prefix, folder = _place(uri)
-    if _copied_by(folder) != BY_NODE:
-        _copy(uri, bucket, prefix, folder, (), BY_NODE)
     return _root_of(folder, prefix)
 
 
@@ -144,26 +136,17 @@ def _copy(uri: str, bucket: str, prefix: str, folder: Path, suffixes: tuple[str,
     client = make_client(attempts=8, connections=THREADS)
     base, objects = _list(uri, client, bucket, prefix, suffixes)
     try:
-        done = _last_copy(folder)
-        if not done:
+        if _last_copy(folder) != objects or any(_size(folder / name) != size for name, (size, _) in objects.items()):
             shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / COMPLETE).unlink(missing_ok=True)
-        for name in done.keys() - objects.keys():
-            (folder / name).unlink(missing_ok=True)
-        missing = {
-            name: entry
-            for name, entry in objects.items()
-            if done.get(name) != entry or _size(folder / name) != entry[0]
-        }
-        _check_space(uri, folder, missing)
-        sizes_gib = [_bytes(some) / 2**30 for some in (objects, missing)]
-        logger.info(
-            "data: %s has %d files with %.2f GiB; to copy: %d with %.2f GiB",
-            *(uri, len(objects), sizes_gib[0], len(missing), sizes_gib[1]),
-        )
-        store = S3Store(bucket, base, client=client, connections=CONNECTIONS)
-        _fetch(client, store, bucket, folder, missing)
+            folder.mkdir(parents=True, exist_ok=True)
+            needed, free = sum(size for size, _ in objects.values()), shutil.disk_usage(folder).free
+            if needed + RESERVE_BYTES > free:
+                raise ConfigurationError(
+                    f"{uri} needs {needed / 2**30:.1f} GiB and {folder} has {free / 2**30:.1f} GiB free, of which "
+                    f"{RESERVE_BYTES / 2**30:.0f} stay free: give workload.data_gib in the request, so that gpufleet "
+                    f"recommend takes a type with enough NVMe, or set {SCRATCH_VARIABLE} to a larger disk"
+                )
+            _fetch(client, S3Store(bucket, base, client=client, connections=CONNECTIONS), bucket, folder, objects)
     except (BotoCoreError, ClientError, CheckpointError, FileNotFoundError) as error:
         if "PreconditionFailed" in str(error) or "Precondition Failed" in str(error):
             raise ConfigurationError(
@@ -250,24 +233,10 @@ def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def _bytes(objects: Objects) -> int:
-    return sum(size for size, _ in objects.values())
-
-
-def _check_space(uri: str, folder: Path, missing: Objects) -> None:
-    needed, free = _bytes(missing), shutil.disk_usage(folder).free
-    if needed + RESERVE_BYTES > free:
-        raise ConfigurationError(
-            f"{uri} still needs {needed / 2**30:.1f} GiB and {folder} has {free / 2**30:.1f} GiB free, of which "
-            f"{RESERVE_BYTES / 2**30:.0f} stay free: give workload.data_gib in the request, so that gpufleet recommend "
-            f"takes a type with enough NVMe, or set {SCRATCH_VARIABLE} to a larger disk"
-        )
-
-
-def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing: Objects) -> None:
+def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, objects: Objects) -> None:
     base = store.uri.removeprefix(f"s3://{bucket}").removeprefix("/")
     pieces: list[tuple[str, int, int]] = []
-    for name, (size, _) in missing.items():
+    for name, (size, _) in objects.items():
         path = _partial(folder / name)
         path.parent.mkdir(parents=True, exist_ok=True)
         if size > SMALL_BYTES:
@@ -277,7 +246,7 @@ def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing:
     left, lock = Counter(name for name, _, _ in pieces), threading.Lock()
 
     def fetch(name: str, offset: int, length: int) -> tuple[int, bool]:
-        path, (size, etag) = _partial(folder / name), missing[name]
+        path, (size, etag) = _partial(folder / name), objects[name]
         key = f"{base}/{name}" if base else name
         if size <= SMALL_BYTES:  # botocore compares the bytes with S3's checksum
             answer = client.get_object(Bucket=bucket, Key=key, IfMatch=etag, ChecksumMode="ENABLED")
@@ -294,7 +263,7 @@ def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing:
             path.replace(folder / name)
         return length, last
 
-    total, copied, files = _bytes(missing), 0, 0
+    total, copied, files = sum(size for size, _ in objects.values()), 0, 0
     started = logged = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         waiting = [pool.submit(fetch, *piece) for piece in pieces]
@@ -303,14 +272,14 @@ def _fetch(client: S3Client, store: S3Store, bucket: str, folder: Path, missing:
                 length, last = future.result()
                 copied += length
                 files += last
-                if (now := time.monotonic()) - logged >= PROGRESS_S or files == len(missing):
+                if (now := time.monotonic()) - logged >= PROGRESS_S or files == len(objects):
                     logged = now
                     # Small files wait for requests, large ones for bytes: the slower share tells the time left.
-                    share = min(copied / max(total, 1), files / len(missing)) or 1.0
+                    share = min(copied / max(total, 1), files / len(objects)) or 1.0
                     seconds = max(now - started, 1e-3)
                     logger.info(
                         PROGRESS,
-                        *(copied / 2**30, total / 2**30, files, len(missing), copied / 2**20 / seconds),
+                        *(copied / 2**30, total / 2**30, files, len(objects), copied / 2**20 / seconds),
                         timedelta(seconds=round(seconds * (1 / share - 1))),
                     )
         finally:
@@ -330,8 +299,11 @@ def main() -> int:
     logger.setLevel(logging.INFO)
     try:
         uri, *linked = sys.argv[1:]
-        folder = wait_for_linked(uri, Path(linked[0])) if linked else stage_for_node(uri)
-        sys.stdout.write(f"{folder}\n")
+        bucket, prefix, folder = _place(uri)
+        if not linked and _copied_by(folder) != BY_NODE:
+            _copy(uri, bucket, prefix, folder, (), BY_NODE)
+        found = wait_for_linked(uri, Path(linked[0])) if linked else _root_of(folder, prefix)
+        sys.stdout.write(f"{found}\n")
     except TrainingError as error:
         logger.error("FAIL %s", error)
         return EXIT_AT_FAULT if isinstance(error, ConfigurationError) else 1

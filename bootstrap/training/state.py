@@ -154,7 +154,7 @@ class TrainingState:
             for key in persistent_buffers(part) if isinstance(part, nn.Module) else ():
                 if isinstance(buffer := now.get(f"{name}.{key}"), torch.Tensor) and not isinstance(buffer, DTensor):
                     skeleton[key] = take_apart(now.pop(f"{name}.{key}"), f"{rank_prefix(self._rank)}{name}.{key}", now)
-        self._sharded = {key for key, tensor in now.items() if isinstance(tensor, DTensor)}
+        self._sharded = {key: tensor.shape for key, tensor in now.items() if isinstance(tensor, DTensor)}
         if self._extra_states:
             states = {name: module.get_extra_state() for name, module in self._extra_states.items()}
             values[MODEL] = take_apart(states, f"{MODEL}.extra_state", now)
@@ -178,13 +178,20 @@ class TrainingState:
             for name, born in self._born_groups.items()
             if name in self.optimizers and self.optimizers[name].group_names() != born
         }
-        return {**self._forms.changes(), "groups": groups}
+        sharded = sorted(self._sharded.keys() - self._born_sharded)
+        schedules = {name: kind for name, part in self.parts.items() if (kind := schedule_of(part))}
+        return {**self._forms.changes(), "groups": groups, "sharded": sharded, "schedules": schedules}
 
     def problem(self, changes: Mapping[str, Any]) -> str:
         """Say why no new start of this script could take a checkpoint of now; empty where it can."""
-        if new := sorted(self._sharded - self._born_sharded):
-            return f"{new[0]} is sharded over the ranks, and a new start has no such tensor to lay it out like"
+        if new := [key for key in changes["sharded"] if self._like(key, self._sharded[key]) is None]:
+            return f"{new[0]} is sharded over the ranks, and no parameter has its shape to lay it out like"
         return self._forms.problem(None, changes["born"]) if changes["born"] else ""
+
+    def _like(self, key: str, shape: tuple[int, ...]) -> DTensor | None:
+        """Sharded parameter of a shape, whose layout a tensor that a part makes late has; that of its name first."""
+        alike = [(name, p) for name, p in self._parameters.items() if isinstance(p, DTensor) and p.shape == shape]
+        return min(alike, key=lambda pair: not key.endswith(f".{pair[0]}"), default=("", None))[1]
 
     def geometries(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
         """Geometry of each of a snapshot's tensors."""
@@ -209,7 +216,7 @@ class TrainingState:
         self._born_groups = {name: optimizer.group_names() for name, optimizer in self.optimizers.items()}
         self._versions = {name: parameter._version for name, parameter in self._parameters.items()}
         snapshot = self.snapshot()
-        self._born_sharded = self._sharded
+        self._born_sharded = self._sharded.keys()
         for name, values in snapshot.values.items():
             refuse_unreadable(name, values)
         geometries = self.geometries(snapshot.later)
@@ -226,8 +233,14 @@ class TrainingState:
         ``buffers_of``: the rank whose buffers this rank takes. ``changes``: of the run that saved. ConfigurationError:
         the checkpoint is another model's.
         """
-        born = changes["born"]
+        born, schedules = changes["born"], changes.get("schedules", {})
         self._take_forms(saved, born, buffers_of)
+        for name, part in self.parts.items():
+            if (own := schedule_of(part)) != schedules.get(name, own):
+                raise ConfigurationError(
+                    f"{name} is {own or type(part).__name__}, and the checkpoint's {schedules[name]}: take the one of "
+                    "before, or use a new store"
+                )
         fill: dict[str, torch.Tensor] = {
             f"{MODEL}.{name}": tensor for name, tensor in self._parameters.items() if f"{MODEL}.{name}" in saved
         }
@@ -241,6 +254,8 @@ class TrainingState:
 
         def new(key: str) -> torch.Tensor:
             like, shape, dtype = templates.get(key), saved[key].shape, saved[key].dtype
+            if key in changes.get("sharded", ()):
+                like = self._like(key, shape)
             fill[key] = empty_like_part(like, dtype) if isinstance(like, DTensor) else torch.empty(shape, dtype=dtype)
             return fill[key]
 
@@ -350,6 +365,17 @@ def buffer_key(rank: int, name: str, buffer: torch.Tensor) -> str:
     """Key of a buffer: plain ones are a rank's own, as batch statistics differ between DDP's ranks."""
     owner = MODEL if isinstance(buffer, DTensor) else f"{rank_prefix(rank)}buffers"
     return f"{owner}.{plain_name(name)}"
+
+
+def schedule_of(part: Any) -> str:
+    """Class of a torch scheduler, those within it and its functions' names, as no state tells; empty for others."""
+    part = getattr(part, "scheduler", part)  # in accelerate's wrapper
+    if not isinstance(part, torch.optim.lr_scheduler.LRScheduler):
+        return ""
+    functions = [getattr(function, "func", function) for function in getattr(part, "lr_lambdas", ())]
+    inner = [schedule_of(own) for own in getattr(part, "_schedulers", ())]
+    inner += [getattr(function, "__name__", type(function).__name__) for function in functions]
+    return f"{type(part).__name__}({', '.join(inner)})"
 
 
 def state_of(part: Stateful) -> Mapping[str, Any]:

@@ -50,6 +50,9 @@ READ_AHEAD_BYTES = 64 * 2**20
 # signal: torchrun's 30 s were most of a restart. A manifest can still be written; a save that lacks the dead
 # rank's word cannot become a checkpoint however long its peers live. Workers that leave after a notice have the 30 s.
 STOP_S = 1
+# A launcher ends its other ranks, for torchrun's 30 s at most, and then itself after a rank's fault. One that lives
+# longer has handled it, as a program that tries other settings, and what ends it later is another matter.
+FAULT_S = 60.0
 
 
 class FleetAgent(LocalElasticAgent):
@@ -100,8 +103,10 @@ class FleetAgent(LocalElasticAgent):
 def is_at_fault(failures: Collection[ProcessFailure]) -> bool:
     """Return whether another start would fail alike: by a worker's status, or by the file of a program's own rank."""
     files = NoticeFiles.from_environment() if failures and "bootstrap.launchers" in sys.argv else None
-    has_file = files is not None and files.at_fault.exists()
-    return has_file or any(failure.exitcode == EXIT_AT_FAULT for failure in failures)
+    with contextlib.suppress(FileNotFoundError):
+        if files is not None and time.time() - files.at_fault.stat().st_mtime < FAULT_S:
+            return True
+    return any(failure.exitcode == EXIT_AT_FAULT for failure in failures)
 
 
 def worker_handler(standby: Standby | None, *, has_ranks: bool = True) -> type[SubprocessHandler]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bootstrap.contract.launcher import BY_SSH, names_of, start_of
+from bootstrap.contract.launcher import BY_SSH, start_of, started_by
 from bootstrap.contract.report import EXIT_AT_FAULT
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
@@ -98,7 +98,7 @@ def manifests(plan: FleetPlan, options: ManifestOptions) -> list[Manifest]:
             why="NVIDIA's device plugin hands out whole GPUs",
             next_step="gpufleet up PLAN runs it on EC2",
         )
-    if start_of(options.command) == "program" and (found := BY_SSH & names_of(options.command)):
+    if start_of(options.command) == "program" and (found := BY_SSH & started_by(options.command)):
         raise InvalidInputError(
             f"the command is {min(found)}'s",
             why="it starts the ranks of all nodes itself, and pods answer no remote shell",

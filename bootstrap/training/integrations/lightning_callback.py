@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from bootstrap.training.errors import ConfigurationError, Interrupted
 from bootstrap.training.integrations.engine_run import EngineRun, StepDecision
 from bootstrap.training.sample_order import SampleOrder
-from bootstrap.training.state import random_state, restore_random_state
+from bootstrap.training.state import random_state, restore_random_state, schedule_of
 
 _LIGHTNING_FILE = "lightning.ckpt"
 # Attributes of the order of the samples; global_batch is a forward pass's.
@@ -83,10 +83,11 @@ class LightningSpotCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the ranks, and refuse a run that would not go on from its checkpoint."""
         assert self._order is not None
+        schedule = ", ".join(schedule_of(config.scheduler) for config in trainer.lr_scheduler_configs)
         self._run.start(
             trainer.global_step,
             global_batch=self._order.global_batch * int(trainer.accumulate_grad_batches),
-            order={name: getattr(self._order, name) for name in _ORDER},
+            order={**{name: getattr(self._order, name) for name in _ORDER}, "schedule": schedule},
             optimizers=trainer.optimizers,
         )
         own = self._folder / _random_name(trainer.global_rank) if self._folder else None

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig, TrainerCallback, TrainerControl, Trai
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.facts import config_facts
 from bootstrap.training.integrations.engine_run import EngineRun
+from bootstrap.training.state import schedule_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class TransformersSpotCallback(TrainerCallback):
             order["dataset_size"] = len(dataset)
         if isinstance(config := getattr(given.get("model"), "config", None), PretrainedConfig):
             order |= config_facts(json.loads(config.to_json_string(use_diff=False)), "model.")
+        order["schedule"] = schedule_of(given.get("lr_scheduler"))
         optimizer = given.get("optimizer")
         self._optimizers = [] if optimizer is None else [optimizer]
         self._run.start(

@@ -104,6 +104,30 @@ class OfRank:
         self.torch.set_state(state["torch"])
 
 
+class Average:
+    """Moving average that begins after a warm-up, laid out as the parameters are."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.shadow = model, list[torch.Tensor]()
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        if step == 2:
+            self.shadow = [parameter.detach().clone() for parameter in self.model.parameters()]
+        for average, parameter in zip(self.shadow, self.model.parameters(), strict=False):
+            average.lerp_(parameter, 0.5)
+
+    def digest(self) -> str:
+        whole = [tensor.full_tensor() for tensor in self.shadow if isinstance(tensor, DTensor)]
+        return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in whole)).hexdigest() if whole else ""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = state["shadow"]
+
+
 class Leg:
     """One stretch of training in one layout."""
 
@@ -115,6 +139,9 @@ class Leg:
         self.model, self.optimizer, self.biases, mesh = build(layout, dropout, thaws=thaws)
         self.of_rank, self.critic = OfRank(), nn.BatchNorm1d(4096)
         extra: dict[str, Any] = {"of_rank": self.of_rank, "critic": self.critic} if layout == "ddp-norm" else {}
+        self.average = Average(self.model)
+        if layout in ("fsdp", "hsdp", "fsdp-tp") and dropout:
+            extra = {"average": self.average}
         self.losses: dict[int, float] = {}
         self.loaded = self.random = ""
         generator = torch.Generator().manual_seed(1)
@@ -150,6 +177,7 @@ class Leg:
                     loss.backward()  # type: ignore[no-untyped-call]
                     for optimizer in (self.optimizer, self.biases):
                         optimizer.step()
+                    self.average.update(step)
                     mean = loss.detach().clone()
                     dist.all_reduce(mean)
                     self.losses[step] = mean.item() / dist.get_world_size()
@@ -184,7 +212,7 @@ class Leg:
     def facts(self) -> dict[str, Any]:
         """Results that the test compares."""
         return {"layout": self.layout, "losses": self.losses, "loaded": self.loaded, "end": self.digest(),
-                "step": self.run.step, "random": self.random,
+                "step": self.run.step, "random": self.random, "average": self.average.digest(),
                 "data": [self.run.data_rank, self.run.data_size]}  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def test_same_layout_resumes_bit_equal(facts: list[Facts]) -> None:
             whole, first, second = fact["whole"], fact["first"], fact["second"]
             assert first["step"] < second["step"] == 8 and second["loaded"] == first["end"], layout
             assert first["losses"] | second["losses"] == whole["losses"], layout
-            assert second["end"] == whole["end"], layout
+            assert second["end"] == whole["end"] and second["average"] == whole["average"], layout
             assert fact["means"] == fact["undisturbed_means"], "a rank's batch statistics"
     means = [fact["means"] for rank in facts for layout, _, fact in of(rank, "resumes_bit_equal") if fact["means"]]
     assert len({tuple(one) for one in means}) == RANKS, "the ranks' statistics do not differ, so nothing is shown"

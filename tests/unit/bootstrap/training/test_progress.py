@@ -43,7 +43,9 @@ def train(folder: Path, steps: int) -> None:
 
 def test_a_run_writes_what_the_publisher_reads(path: Path, tmp_path: Path) -> None:
     before = time.time()
+    (tmp_path / "drain.at-fault").touch()
     train(tmp_path, 5)
+    assert not (tmp_path / "drain.at-fault").exists(), "its launcher went on"
     told = json.loads(path.read_text())
     assert {key: told[key] for key in ("schema_version", "step", "samples", "tokens")} == {
         "schema_version": 1, "step": 5, "samples": 20, "tokens": 20 * 2048,

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -613,6 +614,32 @@ def test_another_optimizer_is_refused_unless_its_states_are_the_same(other: Any,
         train(other, 4)
     with pytest.raises(ConfigurationError, match=r"model.weight is torch.bfloat16, and the checkpoint's torch.float32"):
         train(torch.optim.AdamW, 4, torch.bfloat16)
+
+
+def test_another_schedule_is_refused(tmp_path: Path) -> None:
+    def train(make: Callable[[torch.optim.Optimizer], Any], steps: int) -> None:
+        model = nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = make(optimizer)
+        with small_run(model, optimizer, tmp_path, scheduler=scheduler) as run:
+            for _ in run.steps(steps):
+                optimizer.step()
+                scheduler.step()
+
+    schedulers = torch.optim.lr_scheduler
+    warm = partial(schedulers.LinearLR, total_iters=3)
+
+    def chained(then: Any) -> Callable[[torch.optim.Optimizer], Any]:
+        return lambda optimizer: schedulers.SequentialLR(optimizer, [warm(optimizer), then(optimizer)], [3])
+
+    cosine = partial(schedulers.CosineAnnealingLR, T_max=9)
+    train(chained(cosine), 2)
+    train(chained(partial(cosine, eta_min=0.01)), 4)  # the checkpoint's values count
+    told = r"SequentialLR\(LinearLR\(\), StepLR\(\)\), and the checkpoint's .*, CosineAnnealingLR\(\)\)"
+    with pytest.raises(ConfigurationError, match=told):
+        train(chained(partial(schedulers.StepLR, step_size=1)), 6)
+    with pytest.raises(ConfigurationError, match="scheduler is LambdaLR"):
+        train(partial(schedulers.LambdaLR, lr_lambda=lambda step: 1.0), 6)
 
 
 def test_checkpoint_from_elsewhere_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

