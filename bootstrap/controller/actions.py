@@ -46,10 +46,6 @@ class GroupAction(NamedTuple):
     action: Action
 
 
-# The Pulumi program suspends it.
-_STAYS_SUSPENDED = "AZRebalance"
-
-
 def wanted_places(tick: Tick, state: ControllerState) -> tuple[str, ...]:
     """Return the places whose groups have, or get, nodes."""
     beside = (state.beside.name,) if state.beside and state.beside.name in tick.settings.places else ()
@@ -79,10 +75,8 @@ def _of_group(tick: Tick, state: ControllerState, group: AutoScalingGroup, place
     if protected:
         # Again: the node entered service, protected, after the size was set.
         sizes = replace(sizes, desired=0)
-    if is_wanted and (names := tuple(name for name in group.suspended if name != _STAYS_SUSPENDED)):
-        actions.append(ResumeProcesses(names=names))
-    if not is_wanted and group.ends_off:
-        actions.append(ResumeProcesses(names=(TERMINATE,)))
+    resumed = tuple(name for name in group.suspended if (name != TERMINATE) is is_wanted)
+    actions += [ResumeProcesses(names=resumed)] if resumed else []
     actions += [*protected, *([sizes] if sizes != SetGroup() else [])]
     # A hook holds an instance that has ended, too, and a launch is not looked at before it is in service:
     # https://docs.aws.amazon.com/autoscaling/ec2/userguide/lifecycle-hooks-overview.html

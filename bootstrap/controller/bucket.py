@@ -16,8 +16,8 @@ from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.shared_ceiling import SharedSpend, StackRow, read_shared_spend
 from bootstrap.contract.state import ControllerState, NewerStateError
-from bootstrap.controller.clients import Clients, error_code, to_seconds
-from bootstrap.controller.observation import Observation
+from bootstrap.controller.clients import Clients, error_code, log, to_seconds
+from bootstrap.controller.observation import Tick
 
 # A report has some hundred bytes; a hostile object would take the tick its memory.
 REPORT_BYTES = 16 * 1024
@@ -98,11 +98,11 @@ def _put(clients: Clients, bucket: str, key: str, text: str, etag: str | None) -
     return answer["ETag"]
 
 
-def load_rows(clients: Clients, settings: ControllerSettings, seen: Observation) -> Observation:
-    """Return the observation with the rows under the shared ceiling, or raise a FormatError."""
-    if settings.shared is None:
-        return seen
-    bucket, key = settings.shared.bucket, settings.shared.key
+def load_rows(clients: Clients, tick: Tick) -> Tick:
+    """Return the tick with the rows under the shared ceiling, or raise a FormatError."""
+    if tick.settings.shared is None:
+        return tick
+    bucket, key = tick.settings.shared.bucket, tick.settings.shared.key
     place, rows = f"s3://{bucket}/{key}", dict[str, StackRow]()
     text, etag = _get(clients, bucket, key, FormatError(f"{place} was deleted: bring an earlier version back"))
     if text is not None:
@@ -113,18 +113,17 @@ def load_rows(clients: Clients, settings: ControllerSettings, seen: Observation)
             f"{place} does not exist, and its bucket keeps no versions, so nobody would see its deletion: "
             f"aws s3api put-bucket-versioning --bucket {bucket} --versioning-configuration Status=Enabled"
         )
-    return replace(seen, rows=rows, rows_etag=etag)
+    return replace(tick, seen=replace(tick.seen, rows=rows, rows_etag=etag))
 
 
-def save_row(
-    clients: Clients, settings: ControllerSettings, seen: Observation, meter: str, row: StackRow
-) -> Observation:
-    """Write the stack's row where no other stack wrote since ``seen``, and return its rows, or raise ConflictError."""
-    if settings.shared is None:
-        return seen
+def save_row(clients: Clients, tick: Tick, meter: str, row: StackRow) -> Tick:
+    """Write the stack's row where no other stack wrote since ``tick`` read, or raise ConflictError."""
+    shared, seen = tick.settings.shared, tick.seen
+    if shared is None:
+        return tick
     rows = {**seen.rows, meter: row}
-    etag = _put(clients, settings.shared.bucket, settings.shared.key, to_text(SharedSpend(rows=rows)), seen.rows_etag)
-    return replace(seen, rows=rows, rows_etag=etag)
+    etag = _put(clients, shared.bucket, shared.key, to_text(SharedSpend(rows=rows)), seen.rows_etag)
+    return replace(tick, seen=replace(seen, rows=rows, rows_etag=etag))
 
 
 def load_request(clients: Clients, settings: ControllerSettings) -> PersonRequest | None:
@@ -135,7 +134,7 @@ def load_request(clients: Clients, settings: ControllerSettings) -> PersonReques
 
 
 def load_reports(
-    clients: Clients, settings: ControllerSettings, known: Mapping[str, datetime | None], problems: list[str]
+    clients: Clients, settings: ControllerSettings, known: Mapping[str, datetime | None]
 ) -> dict[str, NodeReport]:
     """Read the reports that the nodes in ``known`` wrote since that time; a bad object must not stop the meter."""
     prefix = f"{_key(settings, report.FOLDER)}/"
@@ -154,7 +153,7 @@ def load_reports(
                 raise FormatError(f"the object has more than {REPORT_BYTES} bytes")
             reports[instance_id] = read_report(body.decode(), modified_at, place)
         except (ValueError, RecursionError, ClientError) as error:
-            problems.append(f"{place} is not a report: {str(error)[:200]}")
+            log("unreadable", reason=f"{place} is not a report: {str(error)[:200]}")
     return reports
 
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from bootstrap.contract.capacity import PoolEvents, PoolName
 from bootstrap.contract.settings import Place
 from bootstrap.contract.state import ControllerState, MeteredInstance
-from bootstrap.controller.launches import is_pool_empty
+from bootstrap.controller.launches import POOL_EMPTY
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import LaunchAnswer, Tick
 
@@ -54,7 +54,7 @@ def count_refusal(
     """Return the events with a place's refusal."""
     pools = dict(found)
     pool = _pool(tick, tick.settings.zones.get(answer.subnet, ""), place.instance_type, place.purchase)
-    if pool and is_pool_empty(answer.code):
+    if pool and answer.code in POOL_EMPTY:
         events = _events(tick, pools, pool)
         pools[pool] = replace(_empty(events, tick.now), refused=events.refused + 1)
     if pool and answer.ids:

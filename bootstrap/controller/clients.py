@@ -1,7 +1,9 @@
-"""boto3 clients of the controller, error codes and times."""
+"""boto3 clients of the controller, error codes, times and log lines."""
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,11 @@ class Clients:
             launching=session.client("autoscaling", config=patient),
             **{name: session.client(name, config=config) for name in names},
         )
+
+
+def log(event: str, **values: Any) -> None:
+    """Write one line to the log group."""
+    sys.stdout.write(json.dumps({"event": event, **values}) + "\n")
 
 
 def error_code(error: ClientError) -> str:

@@ -7,17 +7,15 @@ Actions are computed anew every time, so the next tick repairs one that died hal
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from bootstrap.contract.codec import time_text
 from bootstrap.contract.ending import GiveBack
 from bootstrap.contract.request import merge_spends
-from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ENDED, UP, ControllerState, Phase
 from bootstrap.controller.actions import GroupAction, choose_actions
 from bootstrap.controller.capacity import count_events
 from bootstrap.controller.meter import count_nodes, update_instances
-from bootstrap.controller.observation import LaunchAnswer, Observation, Tick
+from bootstrap.controller.observation import LaunchAnswer, Tick
 from bootstrap.controller.phases import next_phase, plan_launch, take_in
 from bootstrap.controller.places import count_progress
 
@@ -31,9 +29,9 @@ class Decision:
     changes: tuple[tuple[Phase, str], ...]  # with reasons, for the log
 
 
-def decide(settings: ControllerSettings, before: ControllerState | None, seen: Observation, now: datetime) -> Decision:
+def decide(tick: Tick, before: ControllerState | None) -> Decision:
     """Apply all rules; ``before`` is None on the first tick."""
-    tick = Tick(settings=settings, seen=seen, now=now)
+    settings, seen, now = tick.settings, tick.seen, tick.now
     state = _change_run(tick, count_progress(tick, before or first_state(tick)))
     since = time_text(seen.created_at or now)
     state = replace(
@@ -58,13 +56,10 @@ def decide(settings: ControllerSettings, before: ControllerState | None, seen: O
     return Decision(state=state, actions=tuple(choose_actions(tick, state)), changes=changes)
 
 
-def take_answer(
-    settings: ControllerSettings, seen: Observation, now: datetime, state: ControllerState, answer: LaunchAnswer
-) -> Decision:
+def take_answer(tick: Tick, state: ControllerState, answer: LaunchAnswer) -> Decision:
     """Take in AWS's answer to the launch of ``state``; a part of a gang is given back by the actions."""
     assert state.launch
     place = state.launch.place
-    tick = Tick(settings=settings, seen=seen, now=now)
     state, changes = _settle(tick, take_in(tick, state, answer))
     given_back = answer.ids if answer.message else ()
     actions = tuple(GroupAction(place, GiveBack(instance_id=key)) for key in given_back)
@@ -79,12 +74,6 @@ def _settle(tick: Tick, state: ControllerState) -> tuple[ControllerState, tuple[
             changes.append((following.phase, following.reason))
         state = following
     return plan_launch(tick, state), tuple(changes)
-
-
-def end_all(settings: ControllerSettings, seen: Observation, now: datetime) -> tuple[GroupAction, ...]:
-    """Choose the actions that end every node with a checkpoint, where spend is unknown."""
-    tick = Tick(settings=settings, seen=seen, now=now)
-    return tuple(choose_actions(tick, replace(first_state(tick), phase="failed")))
 
 
 def first_state(tick: Tick) -> ControllerState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -17,7 +17,7 @@ from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import STACK_TAG, ControllerSettings, Lifecycle
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.bucket import load_reports, load_request
-from bootstrap.controller.clients import Clients, to_seconds
+from bootstrap.controller.clients import Clients, log, to_seconds
 from bootstrap.controller.observation import AutoScalingGroup, Machine, Observation
 
 INTERRUPTION = "EC2 Spot Instance Interruption Warning"
@@ -27,23 +27,18 @@ HEALTH = "AWS Health Event"
 # EC2 ended it at its launch: no right to the volume's key, too many volumes, no capacity:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _LAUNCH_FAULTS = re.compile(r"\w+\.(InternalError|InvalidSnapshot|VolumeLimitExceeded|InsufficientInstanceCapacity)")
+# The Pulumi program suspends it.
+_STAYS_SUSPENDED = "AZRebalance"
 # Batches of ten messages; an account's other instances send notices too.
 QUEUE_BATCHES = 50
 
 
-def gather(
-    clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime
-) -> tuple[Observation, list[str], list[str]]:
-    """Read everything that a tick looks at; botocore's errors pass.
-
-    Returns:
-        The observation, receipts of notices to delete once the state is written, and what could not be read.
-    """
-    problems: list[str] = []
+def gather(clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime) -> Observation:
+    """Read everything that a tick looks at; botocore's errors pass."""
     # First: an instance they name is then among the machines.
-    interrupted, maintenance, receipts = receive_notices(clients, settings, problems)
+    interrupted, maintenance, receipts = receive_notices(clients, settings)
     groups = read_groups(clients, settings)
-    machines = read_machines(clients, settings, state, now, problems)
+    machines = read_machines(clients, settings, state, now)
     reported_at: dict[str, datetime | None] = {machine.instance_id: None for machine in machines}
     if state:
         reported_at |= {key: instance.reported_at for key, instance in state.instances.items()}
@@ -55,17 +50,17 @@ def gather(
             )
     except FormatError as error:
         # A request that cannot be read changes nothing.
-        problems.append(str(error))
+        log("unreadable", reason=str(error))
         request = state.request if state else None
-    seen = Observation(
+    return Observation(
         groups=groups,
         machines=machines,
         interrupted=frozenset(interrupted),
         maintenance=maintenance,
-        reports=load_reports(clients, settings, reported_at, problems),
+        receipts=receipts,
+        reports=load_reports(clients, settings, reported_at),
         request=request,
     )
-    return seen, receipts, problems
 
 
 def read_groups(clients: Clients, settings: ControllerSettings) -> dict[str, AutoScalingGroup]:
@@ -92,15 +87,16 @@ def _parse_group(group: Any) -> AutoScalingGroup:
             for member in group["Instances"]
         ),
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-suspend-resume-processes.html
-        suspended=tuple(name for name, reason in reasons.items() if not reason.startswith("User suspended")),
-        ends_off=TERMINATE in reasons,
+        suspended=tuple(
+            name
+            for name, reason in reasons.items()
+            if name == TERMINATE or not (reason.startswith("User suspended") or name == _STAYS_SUSPENDED)
+        ),
         zones=tuple(group["AvailabilityZones"]),
     )
 
 
-def receive_notices(
-    clients: Clients, settings: ControllerSettings, problems: list[str]
-) -> tuple[set[str], dict[str, datetime], list[str]]:
+def receive_notices(clients: Clients, settings: ControllerSettings) -> tuple[set[str], dict[str, datetime], list[str]]:
     """Receive all messages of the queue, of the whole account's instances.
 
     Returns:
@@ -128,54 +124,43 @@ def receive_notices(
                     ends_at = datetime.fromisoformat(detail["instance-termination-time"].replace("Z", "+00:00"))
                     maintenance[detail["instance-id"]] = to_seconds(ends_at)
             except (ValueError, KeyError, TypeError, AttributeError):
-                problems.append(f"a message is not an event: {message['Body'][:200]}")
+                log("unreadable", reason=f"a message is not an event: {message['Body'][:200]}")
     return interrupted, maintenance, receipts
 
 
-def delete_notices(clients: Clients, settings: ControllerSettings, receipts: Sequence[str]) -> None:
-    """Delete counted messages."""
-    for start in range(0, len(receipts), 10):
-        batch = receipts[start : start + 10]
+def delete_notices(clients: Clients, settings: ControllerSettings, seen: Observation) -> None:
+    """Delete counted messages, now that the state is written."""
+    for start in range(0, len(seen.receipts), 10):
+        batch = seen.receipts[start : start + 10]
         entries = [{"Id": str(number), "ReceiptHandle": receipt} for number, receipt in enumerate(batch)]
         clients.sqs.delete_message_batch(QueueUrl=settings.queue_url, Entries=entries)
 
 
 def read_machines(
-    clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime, problems: list[str]
+    clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime
 ) -> tuple[Machine, ...]:
-    """Describe the groups' instances, by Auto Scaling's tag; ended ones for about an hour.
+    """Describe the stack's instances; ended ones for about an hour.
 
+    The groups' instances have Auto Scaling's tag, which nobody can take off. A node that a person detached "continues
+    running and incurring charges", and has the stack's tag alone:
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-tagging.html
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-detach-attach-instances.html
     """
-    instances = _describe(clients, "aws:autoscaling:groupName", *settings.groups)
-    known = state.instances if state else {}
-    lost = {key for key, instance in known.items() if not instance.ended_at} - {
-        instance["InstanceId"] for instance in instances
+    pages = clients.ec2.get_paginator("describe_instances")
+    instances: dict[str, Any] = {
+        instance["InstanceId"]: instance
+        for tag, values in ((STACK_TAG, [settings.stack]), ("aws:autoscaling:groupName", list(settings.groups)))
+        for page in pages.paginate(Filters=[{"Name": f"tag:{tag}", "Values": values}])
+        for reservation in page["Reservations"]
+        for instance in reservation["Instances"]
     }
-    if lost:
-        # A node that a person detached "continues running and incurring charges":
-        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-detach-attach-instances.html
-        detached = [
-            instance for instance in _describe(clients, STACK_TAG, settings.stack) if instance["InstanceId"] in lost
-        ]
-        problems += [
-            f"{instance['InstanceId']} is no longer in the group, and counts until it ends" for instance in detached
-        ]
-        instances += detached
-    spot = {instance["InstanceType"] for instance in instances if instance.get("InstanceLifecycle") == "spot"}
-    prices = _read_spot_prices(clients, sorted(spot), state.updated_at if state else now, now, problems) if spot else {}
-    return tuple(_parse_machine(settings, instance, prices) for instance in instances)
-
-
-def _describe(clients: Clients, tag: str, *values: str) -> list[Any]:
-    pages = clients.ec2.get_paginator("describe_instances").paginate(
-        Filters=[{"Name": f"tag:{tag}", "Values": list(values)}]
-    )
-    return [instance for page in pages for reservation in page["Reservations"] for instance in reservation["Instances"]]
+    types = {instance["InstanceType"] for instance in instances.values() if instance.get("InstanceLifecycle") == "spot"}
+    prices = _read_spot_prices(clients, sorted(types), state.updated_at if state else now, now) if types else {}
+    return tuple(_parse_machine(settings, instance, prices) for instance in instances.values())
 
 
 def _read_spot_prices(
-    clients: Clients, types: list[str], since: datetime, now: datetime, problems: list[str]
+    clients: Clients, types: list[str], since: datetime, now: datetime
 ) -> dict[tuple[str, str], float]:
     # Highest USD per hour since the last tick, by zone name and instance type. The answer has the price in effect at
     # the start, too:
@@ -189,7 +174,7 @@ def _read_spot_prices(
             prices[pool] = max(prices.get(pool, 0.0), float(entry["SpotPrice"]))
     except (ClientError, BotoCoreError) as error:
         # The plan's prices count instead.
-        problems.append(f"no spot prices: {error}")
+        log("unreadable", reason=f"no spot prices: {error}")
     return {pool: usd for pool, usd in prices.items() if usd}
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,16 +17,16 @@ from botocore.exceptions import BotoCoreError, ClientError
 from bootstrap.contract.codec import FormatError, to_json
 from bootstrap.contract.ending import calls
 from bootstrap.contract.settings import VARIABLE, ControllerSettings
-from bootstrap.contract.state import ENDED, ControllerState, NewerStateError
+from bootstrap.contract.state import ENDED, ControllerState
 from bootstrap.controller import bucket
-from bootstrap.controller.actions import GroupAction, ResumeProcesses, SetGroup
+from bootstrap.controller.actions import GroupAction, ResumeProcesses, SetGroup, choose_actions
 from bootstrap.controller.bucket import ConflictError, StateError, load_settings, load_state, save_state
-from bootstrap.controller.clients import Clients, error_code, to_seconds
-from bootstrap.controller.decide import Decision, decide, end_all, first_state, take_answer
+from bootstrap.controller.clients import Clients, error_code, log, to_seconds
+from bootstrap.controller.decide import Decision, decide, first_state, take_answer
 from bootstrap.controller.ends import stack_row
 from bootstrap.controller.gather import delete_notices, gather
 from bootstrap.controller.launches import launch
-from bootstrap.controller.observation import Observation, Tick
+from bootstrap.controller.observation import Tick
 
 # Launches of a tick begin within so long, s: each may wait for EC2 20 s, and the function has 55 (infra/controller.py).
 LAUNCHES_S = 10
@@ -38,11 +36,6 @@ ROW_TRIES = 5
 
 class TickError(RuntimeError):
     """Part of a tick failed; the next tick tries the rest again."""
-
-
-def log(event: str, **values: Any) -> None:
-    """Write one line to the log group."""
-    sys.stdout.write(json.dumps({"event": event, **values}) + "\n")
 
 
 def handler(event: object, context: object) -> dict[str, Any]:
@@ -78,72 +71,57 @@ class _Run:
     def tick(self) -> ControllerState:
         try:
             before, self.etag = load_state(self.clients, self.settings)
-        except NewerStateError as error:
-            # The object ages, and the nodes' lease bounds the cost.
-            log("state-newer", reason=str(error))
+        except StateError:
+            tick = self._gather(None)
+            self._act(choose_actions(tick, replace(first_state(tick), phase="failed")))
             raise
-        except StateError as error:
-            log("state-unreadable", reason=str(error))
-            seen, *_ = gather(self.clients, self.settings, None, self.now)
-            self._act(end_all(self.settings, seen, self.now))
-            raise
-        seen, receipts, problems = gather(self.clients, self.settings, before, self.now)
-        for problem in problems:
-            log("unreadable", reason=problem)
-        decision, seen = self._decide(before, seen)
+        tick, decision = self._decide(self._gather(before), before)
         try:
             self._save(decision)
         except ConflictError as error:
             log("conflict", reason=str(error))
             return load_state(self.clients, self.settings)[0] or decision.state
         self._act(decision.actions)
-        state = self._launch(seen, decision.state)
+        state = self._launch(tick, decision.state)
         try:
-            delete_notices(self.clients, self.settings, receipts)
+            delete_notices(self.clients, self.settings, tick.seen)
             publish_metrics(self.clients, self.settings, state, before)
         except (ClientError, BotoCoreError) as error:
             self._fail("publish", error)
-        log(
-            "tick",
-            phase=state.phase,
-            reason=state.reason,
-            spent_usd=round(state.spent_usd, 4),
-            usd_per_hour=round(state.usd_per_hour, 4),
-            nodes=to_json(state.nodes),
-        )
         if self.failures:
             raise TickError("; ".join(self.failures))
         return state
 
-    def _decide(self, before: ControllerState | None, observed: Observation) -> tuple[Decision, Observation]:
+    def _gather(self, before: ControllerState | None) -> Tick:
+        seen = gather(self.clients, self.settings, before, self.now)
+        return Tick(settings=self.settings, seen=seen, now=self.now)
+
+    def _decide(self, tick: Tick, before: ControllerState | None) -> tuple[Tick, Decision]:
         """Decide over the rows under the shared ceiling, and write the stack's own, before any node is asked for."""
         try:
             for _ in range(ROW_TRIES):
-                seen = bucket.load_rows(self.clients, self.settings, observed)
-                decision = decide(self.settings, before, seen, self.now)
-                kept = self._keep_row(seen, decision.state)
-                if kept is not None:
-                    return decision, kept
+                tick = bucket.load_rows(self.clients, tick)
+                decision = decide(tick, before)
+                if kept := self._keep_row(tick, decision.state):
+                    return kept, decision
             # The other stacks count no more than a silent controller's nodes, so the state ages, too, and the lease of
             # their nodes ends.
             self._act([asked for asked in decision.actions if not getattr(asked.action, "max_size", 0)])
             raise TickError(f"no node was asked for, as the stack's row was not written: {self.row_error}")
         except (FormatError, ClientError, TickError) as error:
             # `gpufleet status` says why, as long as no node lives, whose lease a newer state would renew.
-            state = before or first_state(Tick(settings=self.settings, seen=observed, now=self.now))
-            asked = observed.request
+            state, asked = before or first_state(tick), tick.seen.request
             goes_on = asked is not None and asked.want == "run" and asked != state.request
-            if (goes_on or state.phase not in (*ENDED, "paused")) and all(it.ended for it in observed.machines):
+            if (goes_on or state.phase not in (*ENDED, "paused")) and all(it.ended for it in tick.seen.machines):
                 state = replace(state, reason=f"gpufleet:sharedCeiling: {error}"[:500])
                 with suppress(ConflictError, ClientError, BotoCoreError):
                     save_state(self.clients, self.settings, state, self.etag)
             raise
 
-    def _keep_row(self, seen: Observation, state: ControllerState) -> Observation | None:
+    def _keep_row(self, tick: Tick, state: ControllerState) -> Tick | None:
         """Write the stack's row under the shared ceiling; None where another stack wrote since, or S3 refuses."""
-        row = stack_row(Tick(settings=self.settings, seen=seen, now=self.now), state)
         try:
-            return bucket.save_row(self.clients, self.settings, seen, state.meter, row)
+            return bucket.save_row(self.clients, tick, state.meter, stack_row(tick, state))
         except (ConflictError, ClientError, BotoCoreError) as error:
             self.row_error = str(error)
             log("failed", action="row", reason=self.row_error)
@@ -154,10 +132,10 @@ class _Run:
         for phase, reason in decision.changes:
             log("phase", phase=phase, reason=reason, run=decision.state.run_id)
 
-    def _launch(self, seen: Observation, state: ControllerState) -> ControllerState:
+    def _launch(self, tick: Tick, state: ControllerState) -> ControllerState:
         """Ask for the nodes of the written state, and for those of the next places while AWS refuses."""
-        until, is_kept = time.monotonic() + LAUNCHES_S, True
-        while state.launch and is_kept and time.monotonic() < until:
+        until, kept = time.monotonic() + LAUNCHES_S, tick
+        while state.launch and kept and time.monotonic() < until:
             try:
                 answer = launch(self.clients, self.settings, state.launch)
             except BotoCoreError as error:
@@ -166,13 +144,12 @@ class _Run:
             if answer is None:
                 break
             log("launch", **to_json(state.launch), **to_json(answer))
-            decision = take_answer(self.settings, seen, self.now, state, answer)
+            decision = take_answer(kept, state, answer)
             # A part of a gang ends first: should the write fail, the next tick asks with the same token.
             self._act(decision.actions)
             self._save(decision)
             state = decision.state
-            newer = self._keep_row(seen, state) if state.launch else seen
-            is_kept, seen = newer is not None, seen if newer is None else newer
+            kept = self._keep_row(kept, state) if state.launch else kept
         return state
 
     def _act(self, actions: Sequence[GroupAction]) -> None:
@@ -196,10 +173,7 @@ def carry_out(clients: Clients, settings: ControllerSettings, asked: GroupAction
     if isinstance(action, SetGroup):
         values = (("MinSize", action.min_size), ("MaxSize", action.max_size), ("DesiredCapacity", action.desired))
         sizes: Any = {name: value for name, value in values if value is not None}
-        if sizes.keys() == {"DesiredCapacity"}:
-            clients.autoscaling.set_desired_capacity(AutoScalingGroupName=group, HonorCooldown=False, **sizes)
-        else:
-            clients.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, **sizes)
+        clients.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, **sizes)
         return
     if isinstance(action, ResumeProcesses):
         clients.autoscaling.resume_processes(AutoScalingGroupName=group, ScalingProcesses=list(action.names))
@@ -220,23 +194,16 @@ def publish_metrics(
 ) -> None:
     """Publish one minute's metrics, with the counts since ``before``, so that sums over time are true."""
     known = before if before and before.run_started_at == state.run_started_at else None
-    metrics: dict[str, float] = {
+    metrics = {
         "SpentUsd": state.spent_usd,
         "UsdPerHour": state.usd_per_hour,
         "NodesInService": state.nodes.in_service,
         "NodesWanted": state.nodes.wanted,
     }
     counts = {"Interruptions": "interruptions", "FailedLaunches": "failed_launches", "UnfitNodes": "unfit_nodes"}
-    for name, count in counts.items():
-        # Never below 0: unfit nodes are counted in a row.
-        metrics[name] = max(0, getattr(state, count) - getattr(known, count, 0))
+    # Never below 0: unfit nodes are counted in a row.
+    metrics |= {name: max(0, getattr(state, key) - getattr(known, key, 0)) for name, key in counts.items()}
     data: list[Any] = [
-        {
-            "MetricName": name,
-            "Value": value,
-            "Unit": "None" if "Usd" in name else "Count",
-            "Timestamp": state.updated_at,
-        }
-        for name, value in metrics.items()
+        {"MetricName": name, "Value": value, "Timestamp": state.updated_at} for name, value in metrics.items()
     ]
     clients.cloudwatch.put_metric_data(Namespace=settings.metric_namespace, MetricData=data)

@@ -9,7 +9,6 @@ policies move.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -24,8 +23,8 @@ from bootstrap.controller.observation import LaunchAnswer
 
 # Nodes a call (the first page above).
 MOST_NODES = 100
-# EC2 has no node of the type in the zone, at the price: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
-_POOL_EMPTY = frozenset(
+# EC2 itself has no node of the type in the zone, at the price, whoever asks: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+POOL_EMPTY = frozenset(
     {
         "InsufficientHostCapacity",
         "InsufficientInstanceCapacity",
@@ -57,33 +56,17 @@ _PASSING = frozenset(
         "ThrottlingException",
     }
 )
-# EC2 may name zones that have the type: https://github.com/aws/eks-anywhere-build-tooling/pull/772
-_NAMED_ZONES = re.compile(r"or choosing ([a-z0-9-]+(?:, [a-z0-9-]+)*)")
 
 
 class OldBotocoreError(BotoCoreError):
-    """Lambda's runtime has an older SDK than LaunchInstances.
-
-    https://docs.aws.amazon.com/lambda/latest/dg/python-package.html (runtime-provided SDK)
-    """
+    """Lambda's runtime has an old SDK: https://docs.aws.amazon.com/lambda/latest/dg/python-package.html."""
 
     fmt = "botocore {version} of the function's runtime has no LaunchInstances: add a layer with boto3 1.44 or newer"
 
 
-def is_pool_empty(code: str) -> bool:
-    """Return whether EC2 itself lacks the nodes, whoever asks."""
-    return code in _POOL_EMPTY
-
-
 def is_refusal(code: str) -> bool:
     """Return whether nodes lack now, and another place or a later time may have them."""
-    return code in _POOL_EMPTY or code in _NO_ROOM
-
-
-def named_zones(message: str) -> frozenset[str]:
-    """Return the names of zones that a refusal says have the type; it may name none."""
-    found = _NAMED_ZONES.search(message)
-    return frozenset(found[1].split(", ")) if found else frozenset()
+    return code in POOL_EMPTY or code in _NO_ROOM
 
 
 def launch(clients: Clients, settings: ControllerSettings, request: LaunchRequest) -> LaunchAnswer | None:

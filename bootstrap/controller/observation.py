@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -24,8 +24,7 @@ class AutoScalingGroup:
     min_size: int
     max_size: int
     members: tuple[Member, ...]
-    suspended: tuple[str, ...] = ()  # processes that Auto Scaling itself has suspended
-    ends_off: bool = False  # the ends of nodes are suspended
+    suspended: tuple[str, ...] = ()  # processes: by Auto Scaling itself, but the ends of nodes by anyone
     zones: tuple[str, ...] = ()  # names, as this account has them
 
     def in_state(self, state: str) -> list[str]:
@@ -81,6 +80,7 @@ class Observation:
     machines: tuple[Machine, ...] = ()  # ended ones for about an hour
     interrupted: frozenset[str] = frozenset()  # ids in notices since the last tick, of the whole account
     maintenance: Mapping[str, datetime] = field(default_factory=dict)  # times by id, likewise
+    receipts: Sequence[str] = ()  # of these notices' messages
     reports: dict[str, NodeReport] = field(default_factory=dict)  # by instance id, not yet in the state
     request: PersonRequest | None = None
     rows: Mapping[str, StackRow] = field(default_factory=dict)  # under the shared ceiling, by meter

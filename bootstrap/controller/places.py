@@ -17,7 +17,6 @@ from bootstrap.contract.settings import Lifecycle, Place
 from bootstrap.contract.state import UP, ChosenPlace, ControllerState
 from bootstrap.contract.timings import ASK_AGAIN, TICK
 from bootstrap.controller.ends import over_budget
-from bootstrap.controller.launches import named_zones
 from bootstrap.controller.meter import hours
 from bootstrap.controller.observation import Tick
 
@@ -160,7 +159,8 @@ def _is_named(tick: Tick, state: ControllerState, name: str) -> bool:
         and places[refused_name].purchase == place.purchase
         and tick.now - answer.asked_at < ASK_AGAIN
         and place.instance_type in answer.answer
-        and not named_zones(answer.answer).isdisjoint(zones)
+        # EC2's words: https://github.com/aws/eks-anywhere-build-tooling/pull/772
+        and any(zone in answer.answer.partition("or choosing ")[2] for zone in zones)
         for refused_name, answer in state.answers.items()
     )
 

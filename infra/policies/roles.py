@@ -153,11 +153,10 @@ def controller_policy(names: Names, *, key_arn: str, shared: SharedCeiling | Non
                 "autoscaling:LaunchInstances",
                 # Auto Scaling itself suspends launches after a day without capacity.
                 "autoscaling:ResumeProcesses",
-                "autoscaling:SetDesiredCapacity",
                 "autoscaling:SetInstanceProtection",
                 # For a part of a gang, and a node that protects itself again and again.
                 "autoscaling:TerminateInstanceInAutoScalingGroup",
-                # For the bounds. Another launch template would take ec2:RunInstances.
+                # For sizes and bounds. Another launch template would take ec2:RunInstances.
                 "autoscaling:UpdateAutoScalingGroup",
             ],
             names.group_arns,

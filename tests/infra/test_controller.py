@@ -306,7 +306,6 @@ def test_the_role_reaches_this_stack_alone(stack: Deployed) -> None:
         "CompleteLifecycleAction",
         "LaunchInstances",
         "ResumeProcesses",
-        "SetDesiredCapacity",
         "SetInstanceProtection",
         "TerminateInstanceInAutoScalingGroup",
         "UpdateAutoScalingGroup",

@@ -670,7 +670,7 @@ def test_workers_respect_the_ceiling_counting_those_still_to_come() -> None:
 def test_without_a_group_nothing_is_done() -> None:
     world = World(settings())
     facts = replace(world.observe(), groups={})
-    decision = decide(world.config, None, facts, START)
+    decision = decide(Tick(settings=world.config, seen=facts, now=START), None)
     assert decision.actions == ()
     assert "pulumi up" in decision.state.reason
 

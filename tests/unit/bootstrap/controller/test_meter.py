@@ -114,7 +114,7 @@ def test_nodes_that_no_tick_saw_in_an_outage_cost_their_lease_at_the_dearest_pri
 
     def later(state: ControllerState, gap: timedelta, *machines: Machine, **changes: Any) -> ControllerState:
         seen = Observation(groups={OWN: group()}, machines=machines)
-        return decide(settings(**changes), state, seen, START + HOUR + gap).state
+        return decide(Tick(settings=settings(**changes), seen=seen, now=START + HOUR + gap), state).state
 
     assert later(lone, 23 * HOUR).spent_usd == pytest.approx(10 + leased_usd / 3 + 2 * leased_usd)
     # A node that EC2 describes has come; in a short outage it describes all, and a run without nodes got none.
@@ -170,7 +170,8 @@ def test_what_a_stack_spent_is_settled_for_the_next_and_counts_while_it_stands()
 
 def test_the_first_tick_charges_from_when_the_group_was_made() -> None:
     config = settings(fixed_usd_per_hour=60.0)
-    decision = decide(config, None, Observation(groups={OWN: group()}), START + timedelta(minutes=3))
+    seen = Observation(groups={OWN: group()})
+    decision = decide(Tick(settings=config, seen=seen, now=START + timedelta(minutes=3)), None)
     assert decision.state.spent_usd == pytest.approx(3)
 
 

@@ -335,9 +335,9 @@ class World:
         """One tick of the controller: decide, carry out, and ask for nodes until AWS gives them or all refuse."""
         while True:
             seen = replace(self.observe(), rows=dict(self.rows))
-            decision = decide(self.config, self.state, seen, self.now)
-            if kept := self.write_row(seen, decision):
-                seen = kept
+            tick = Tick(settings=self.config, seen=seen, now=self.now)
+            decision = decide(tick, self.state)
+            if kept := self.write_row(tick, decision):
                 break
         first = decision
         self.interrupted, self.maintenance = set(), {}
@@ -351,23 +351,21 @@ class World:
             if self.is_silent or decision.state.launch is None:
                 return first
             answer = self.launch(decision.state.launch)
-            decision = take_answer(self.config, seen, self.now, decision.state, answer)
-            if decision.state.launch:
-                kept = self.write_row(seen, decision)
-                if kept is None:
-                    self.state = decision.state
-                    return first
-                seen = kept
+            decision = take_answer(kept, decision.state, answer)
+            if decision.state.launch and (written := self.write_row(kept, decision)):
+                kept = written
+            elif decision.state.launch:
+                self.state = decision.state
+                return first
 
-    def write_row(self, seen: Observation, decision: Decision) -> Observation | None:
+    def write_row(self, tick: Tick, decision: Decision) -> Tick | None:
         """Write the stack's row, unless another stack has written since it was read."""
         if self.meanwhile:
             self.meanwhile.pop()()
-        if self.rows != seen.rows:
+        if self.rows != tick.seen.rows:
             return None
-        row = stack_row(Tick(settings=self.config, seen=seen, now=self.now), decision.state)
-        self.rows[decision.state.meter] = row
-        return replace(seen, rows=dict(self.rows))
+        self.rows[decision.state.meter] = stack_row(tick, decision.state)
+        return replace(tick, seen=replace(tick.seen, rows=dict(self.rows)))
 
     def launch(self, request: LaunchRequest) -> LaunchAnswer:
         """LaunchInstances with RetryStrategy none: once a token, and a part where there is no more."""
