@@ -29,7 +29,7 @@ from optimizer.commands.output import (
     write_truer,
 )
 from optimizer.commands.progress import patience
-from optimizer.commands.request_options import calibration_option, chosen_calibration, model_option, workload_options
+from optimizer.commands.request_options import TRAINING, calibration_option, chosen_calibration, field_options
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.request import FleetRequest, Workload, request_from_dict
 from optimizer.contract.units import short
@@ -73,7 +73,7 @@ Examples:
 
 Presets: {", ".join(presets())}.""",
 )
-@model_option
+@field_options("model")
 @click.option(
     "--instance-type",
     help="EC2 type (p5.48xlarge): its GPUs, links and network.",
@@ -81,7 +81,7 @@ Presets: {", ".join(presets())}.""",
 @click.option("--gpu", help="GPU instead of a type: a key (a100-80gb) or name (H100).")
 @click.option("--gpus", type=COUNT, help="With --gpu; else 8 a node.")
 @click.option("--nodes", type=COUNT, help="Nodes.  [default: 1, or what --gpus needs at 8 a node]")
-@workload_options
+@field_options(*TRAINING)
 @_count_option("--micro-batch", "Sequences of one forward pass of a rank.")
 @click.option(
     "--sharding",

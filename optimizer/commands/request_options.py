@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import click
+from pydantic_core import PydanticUndefined
 
 from optimizer.commands.long_help import FurtherOption, LongCommand
 from optimizer.commands.options import F
 from optimizer.contract.errors import DataMissingError, InvalidInputError
-from optimizer.contract.request import Workload, find_keys
+from optimizer.contract.request import Constraints, FleetRequest, Workload, find_keys, flag_of
 from optimizer.performance.calibration import Calibration, load, read_calibration
 
 
@@ -31,49 +34,42 @@ class RequestCommand(LongCommand):
             raise click.UsageError(f"No such option {error.option_name!r}: did you mean {meant}?", ctx) from error
 
 
-def model_option(function: F) -> F:
-    """Add ``--model``, passed to the command as ``model``: a text or None."""
-    return click.option(
-        "--model",
-        help="Preset, config.json, Hugging Face id, profile, module:function or size (7B).",
-    )(function)
+# Fields whose options --help shows; --help-all has the others.
+_USUAL = {
+    "model", "tokens", "seq_len", "global_batch", "precision", "budget_usd", "deadline_hours", "regions",
+    "purchase_options", "instance_types", "gpus", "max_nodes", "objective",
+}  # fmt: skip
+# Fields of a workload that an estimate has too: it gives no amount of training.
+TRAINING = (
+    "seq_len", "target_len", "global_batch", "precision", "optimizer", "method", "lora_rank", "lora_targets", "frozen",
+    "framework", "compiled",
+)  # fmt: skip
 
 
-_WORKLOAD_OPTIONS = (
-    click.option("--seq-len", help="Tokens of one sequence."),
-    click.option("--target-len", cls=FurtherOption, help="Tokens that the decoder of T5 or Whisper writes."),
-    click.option("--global-batch", help="Sequences or images of one step; left out, recommend chooses."),
-    click.option("--precision", help="fp32, tf32, fp16, bf16 (32-bit weights), pure-bf16 or fp8.  [default: bf16]"),
-    click.option("--optimizer", cls=FurtherOption, help="adamw, adam, sgd, adafactor or adamw8bit.  [default: adamw]"),
-    click.option(
-        "--method",
-        cls=FurtherOption,
-        help="full, or adapters over a frozen base: lora, qlora (base in 4 bits).  [default: full]",
-    ),
-    click.option("--lora-rank", cls=FurtherOption, metavar="N", help="Rank of the adapters.  [default: 16]"),
-    click.option(
-        "--lora-targets", cls=FurtherOption, help="Projections with adapters: all or attention.  [default: all]"
-    ),
-    click.option(
-        "--frozen",
-        cls=FurtherOption,
-        help="embedding, or a number of first layers (the embedding too).  [default: none]",
-    ),
-    click.option(
-        "--framework",
-        cls=FurtherOption,
-        help=f"Training code: {', '.join(get_args(Workload.model_fields['framework'].annotation))}.  "
-        "[default: gpufleet, the reference trainer]",
-    ),
-    click.option("--compile", "compiled", cls=FurtherOption, is_flag=True, default=None, help="torch.compile."),
-)
+def _split(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[str] | None:
+    """Split at commas; None without a value, so that the file's stays."""
+    return [part.strip() for text in given for part in text.split(",")] if given else None
 
 
-def workload_options(function: F) -> F:
-    """Add the options of a training run; each is None where it is not given, and a field of ``Workload``."""
-    for option in reversed(_WORKLOAD_OPTIONS):
-        function = option(function)
-    return function
+def field_options(*names: str) -> Callable[[F], F]:
+    """Add the options of a request's fields; each is None where it is not given, and has the field's description."""
+
+    def add(function: F) -> F:
+        for name in reversed(names):
+            field = next(m.model_fields[name] for m in (FleetRequest, Workload, Constraints) if name in m.model_fields)
+            kind, text, default = str(field.annotation), f"{field.description}", field.default
+            is_list = kind.startswith("tuple")
+            if values := re.findall(r"'([\w-]+)'", kind) if "Literal" in kind else []:
+                text += f" {'Some' if is_list else 'One'} of {', '.join(values)}."
+            if default and default is not PydanticUndefined:
+                text += f"  [default: {', '.join(default) if is_list else default}]"
+            settings: dict[str, Any] = {"multiple": True, "callback": _split, "metavar": "A,B"} if is_list else {}
+            settings |= {"is_flag": True, "default": None} if field.annotation is bool else {}
+            option = click.Option if name in _USUAL else FurtherOption
+            function = click.option(flag_of(name), name, cls=option, help=text, **settings)(function)
+        return function
+
+    return add
 
 
 def calibration_option(function: F) -> F:

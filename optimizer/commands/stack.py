@@ -183,5 +183,5 @@ def _missing_settings(plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[st
         return
     if plan.beyond_trainer or config.get("gpufleet:trainDir"):
         yield "pulumi config set gpufleet:trainCommand COMMAND; without one the nodes are paid and idle"
-    elif not (plan.job.tuning.facts.trains_all or config.get("gpufleet:baseWeights")):
+    elif not (plan.job.tuning.trains_all or config.get("gpufleet:baseWeights")):
         yield "pulumi config set gpufleet:baseWeights s3://BUCKET/BASE; without it the trainer refuses to fine-tune"

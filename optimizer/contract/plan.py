@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from itertools import pairwise
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bootstrap.contract import trainer
-from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
+from bootstrap.contract.fine_tuning import FULL_TRAINING, FineTuning
 from bootstrap.contract.node_plan import Expected, NodePlan
 from bootstrap.contract.settings import SpotPolicy
 from bootstrap.contract.timings import BLOCK_TAIL, BOOT, LEAVING_S, seconds_to_end, seconds_to_save
@@ -355,18 +356,6 @@ class Staging(_Model):
         )
 
 
-def lustre_problem(storage_gib: int, data_gib: float) -> str:
-    """Say why no file system of ``storage_gib`` can hold the data; "" for none.
-
-    Sizes of SSD storage: https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystem.html
-    """
-    if storage_gib != 1200 and storage_gib % 2400:
-        return f"{storage_gib} is no size of FSx for Lustre: 1200, 2400 and further multiples of 2400 GiB are"
-    if data_gib > storage_gib:
-        return f"{storage_gib} is below data_gib {data_gib:g}: what is read stays in the file system"
-    return ""
-
-
 class PlannedLustre(_Model):
     """FSx for Lustre file system that the nodes read the training data from, in place of copies to their disks."""
 
@@ -385,12 +374,6 @@ class PlannedLustre(_Model):
             f"FSx for Lustre of {self.storage_gib:,} GiB, {short(self.mb_per_s)} MB/s for all nodes, holds what they "
             f"read of {short(self.data_gib)} GiB in S3: {self.usd:,.2f} USD over the run"
         )
-
-    @model_validator(mode="after")
-    def _can_be_made(self) -> Self:
-        if problem := lustre_problem(self.storage_gib, self.data_gib):
-            raise ValueError(f"storage_gib {problem}")
-        return self
 
 
 class Interruption(_Model):
@@ -484,31 +467,6 @@ class Volumes(_Model):
     iops: Annotated[int, Field(ge=3000, le=80000)] = 3000
     throughput_mib_per_s: Annotated[int, Field(ge=125, le=2000)] = 250
 
-    @model_validator(mode="after")
-    def _in_proportion(self) -> Self:
-        for what, value, other, there, a_unit in (
-            ("throughput_mib_per_s", self.throughput_mib_per_s, "iops", self.iops, 0.25),
-            ("iops", self.iops, "root_gib", self.root_gib, 500),
-        ):
-            if value > a_unit * there:
-                raise ValueError(f"{what} {value} takes {other} {math.ceil(value / a_unit)}, and it has {there}")
-        return self
-
-
-class Tuning(_Model):
-    """Part of the model that trains."""
-
-    method: Literal["full", "lora", "qlora"] = "full"
-    lora_rank: Count = Field(default=FULL_TRAINING.lora_rank, description="Rank of the adapters.")
-    lora_alpha: Count = Field(default=FULL_TRAINING.lora_alpha, description="Products are scaled by alpha / rank.")
-    lora_targets: Literal["all", "attention"] = "all"
-    frozen: str = Field(default="none", pattern=FROZEN, description="embedding, or a number of first layers.")
-
-    @property
-    def facts(self) -> FineTuning:
-        """The same for the contract with the trainer."""
-        return FineTuning(**self.model_dump())
-
 
 class PlannedJob(_Model):
     """The training run the fleet is for."""
@@ -526,11 +484,7 @@ class PlannedJob(_Model):
     precision: Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"]
     optimizer: str
     compiled: bool = left_out("torch.compile.", default=False)
-    tuning: Tuning = Field(
-        default_factory=lambda: Tuning(),
-        exclude_if=lambda value: value == Tuning(),
-        description="Part of the model that trains; left out where all of it does.",
-    )
+    tuning: FineTuning = left_out("Part of the model that trains; left out where all does.", default=FULL_TRAINING)
     framework: str = left_out("Profile of the training code that speed and memory are estimated for.", default="torch")
     architecture: dict[str, Any] | None = left_out(
         "Hugging Face config of the model, or {torchvision: NAME}; null where the trainer cannot build it."
@@ -733,7 +687,7 @@ class FleetPlan(_Model):
             virtual_stages=split.virtual_stages,
             expert_parallel=split.expert,
             activation_checkpointing=split.activation_checkpointing,
-            **job.tuning.model_dump(),
+            **asdict(job.tuning),
             optimizer=job.optimizer,
         )
 

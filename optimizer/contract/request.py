@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, OTHER_METHODS, FineTuning
 from optimizer.contract.errors import InvalidInputError, describe_invalid, unreadable
-from optimizer.contract.plan import REGION, CapacityBlock, PurchaseOption, Sharding, left_out, lustre_problem
+from optimizer.contract.plan import REGION, CapacityBlock, PurchaseOption, Sharding, left_out
 from optimizer.contract.spelling import near_names
 from optimizer.contract.units import parse_count, parse_hours, parse_usd
 
@@ -84,25 +84,23 @@ class Workload(_Model):
     tokens: AllSamples | None = Field(default=None, description="Tokens to train on; of T5 those it reads.")
     samples: AllSamples | None = Field(default=None, description="Sequences, images or clips to train on.")
     steps: AllSamples | None = Field(default=None, description="Optimizer steps; needs global_batch.")
-    seq_len: Samples | None = Field(
-        default=None, le=MOST_BATCH, description="Tokens of one sequence, of T5's input; none for CNN, ViT and Whisper."
-    )
+    seq_len: Samples | None = Field(default=None, le=MOST_BATCH, description="Tokens of a sequence, of T5's input.")
     target_len: Samples | None = left_out(
         "Tokens that the decoder of T5 or Whisper writes; default: span corruption's, the longest text.",
         ge=1,
         le=MOST_BATCH,
     )
     global_batch: Samples | None = Field(
-        default=None, le=MOST_BATCH, description="Samples of one optimizer step; null lets the search choose."
+        default=None, le=MOST_BATCH, description="Samples of a step; left out, the search chooses."
     )
     precision: Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"] = Field(
-        default="bf16", description="Numbers of the computation; pure-bf16 also keeps weights and states in bf16."
+        default="bf16", description="Arithmetic; pure-bf16 keeps its states so."
     )
     optimizer: Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit"] = Field(
         default="adamw", description="The optimizer; adamw8bit keeps 8-bit moments."
     )
     method: Literal["full", "lora", "qlora"] = Field(
-        default="full", description="full, or adapters over a frozen base: lora, qlora (base in 4 bits)."
+        default="full", description="lora and qlora train adapters over a frozen base, of qlora in 4 bits."
     )
     lora_rank: Annotated[int, Field(ge=1, le=1024), Number] = Field(
         default=FULL_TRAINING.lora_rank, description="Rank of the adapters."
@@ -164,8 +162,17 @@ class Workload(_Model):
         for name in ("data_files", "data_region", "lustre_gib"):
             if (value := getattr(self, name)) is not None and self.data_gib is None:
                 raise ValueError(f"{name} is {value} and data_gib missing: give the size of the data too")
-        if self.lustre_gib and self.data_gib and (problem := lustre_problem(self.lustre_gib, self.data_gib)):
-            raise ValueError(f"lustre_gib {problem}")
+        # https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystem.html
+        if self.lustre_gib and self.lustre_gib != 1200 and self.lustre_gib % 2400:
+            raise ValueError(
+                f"lustre_gib {self.lustre_gib} is no size of FSx for Lustre: 1200, 2400 and further multiples of 2400 "
+                "GiB are"
+            )
+        if self.lustre_gib and self.data_gib and self.data_gib > self.lustre_gib:
+            raise ValueError(
+                f"lustre_gib {self.lustre_gib} is below data_gib {self.data_gib:g}: what is read stays in the file "
+                "system"
+            )
         if self.lustre_gib is not None and self.data_region is not None:
             raise ValueError(
                 f"lustre_gib is {self.lustre_gib} and data_region {self.data_region}: nobody plans what a file system "
@@ -245,16 +252,16 @@ class Constraints(_Model):
     purchase_options: tuple[PurchaseOption, ...] = Field(
         default=("on-demand", "spot"),
         min_length=1,
-        description="How nodes may be bought; a Capacity Block is one of existing_reservations.",
+        description="Ways to buy; owned nodes are existing_reservations.",
     )
     instance_types: tuple[str, ...] = Field(default=(), description="Types, families (p5) or patterns (g6*).")
     gpus: tuple[str, ...] = left_out("GPU models (H100) or keys (a100-80gb).", default=())
     max_nodes: Annotated[int, Field(ge=1, le=1000), Number] = Field(default=64, description="Most nodes of the fleet.")
     parallelism: tuple[Axis, ...] | None = Field(
-        default=None, min_length=1, description="Kinds that the training code can do; null for the trainer's."
+        default=None, min_length=1, description="Kinds that the training code can do, by default the trainer's."
     )
     sharding: tuple[Sharding, ...] | None = Field(
-        default=None, min_length=1, description="Shardings that the training code can do; null for the trainer's."
+        default=None, min_length=1, description="Shardings that the training code can do, by default the trainer's."
     )
     existing_reservations: tuple[ExistingReservation, ...] = Field(
         default=(), description="Used unless purchase_options are given without their option."
@@ -276,13 +283,11 @@ class FleetRequest(_Model):
     """A model, an amount of training, limits, and what to optimise."""
 
     model: Annotated[str | int | dict[str, Any], BeforeValidator(_model_kind)] = Field(
-        description="A preset, config.json, profile, module:function, parameter count (7B), or architecture fields."
+        description="Preset, config.json, Hugging Face id, profile, module:function or size (7B)."
     )
     workload: Workload = Field(description="The training to do.")
     constraints: Constraints = Field(default=Constraints(), description="Limits of the fleet.")
-    objective: Objective = Field(
-        default="cost", description="cost and time rank by dollars and by hours; pareto lists the front of both."
-    )
+    objective: Objective = Field(default="cost", description="Rank by dollars or hours, or list the front of both.")
     hour_usd: Annotated[float, Field(ge=0, allow_inf_nan=False), Number] = Field(
         default=0.0, description="What an hour of waiting is worth, USD; the ranking adds it to the dollars."
     )

@@ -22,7 +22,7 @@ def launch_config(plan: FleetPlan, engine_name: str, file_name: str) -> tuple[st
     """
     engine = ENGINES[engine_name]
     # No engine's configuration file has which part of the model trains.
-    words = plan.job.tuning.facts.in_words
+    words = plan.job.tuning.in_words
     parts = [f"{words}: the training script decides what trains, not {', '.join(ENGINES)}"] if words else []
     if refusals := [*parts, *engine.refusals(plan)]:
         able = [engine.name for engine in ENGINES.values() if not engine.refusals(plan)]

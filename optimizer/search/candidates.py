@@ -251,42 +251,34 @@ def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPu
     )
 
 
-CHEAPEST_COLUMNS = (
-    "instance_type",
-    "node_count",
-    "purchase_option",
-    "region",
-    "hours_expected",
-    "hours_p95",
-    "cost_usd_expected",
-    "cost_usd_p95",
-    "excluded_by",
-)
-
-
 def list_cheapest(tables: Iterable[CandidateTable], limits: Constraints) -> dict[str, list[Any]]:
-    """List one candidate a type, node count and purchase option as ``CHEAPEST_COLUMNS``, each a list.
+    """List one candidate a type, node count and purchase option, as columns.
 
     It is the cheapest that keeps the limits, else the cheapest. ``excluded_by`` names the limits that it breaks, with
     commas; hours and dollars are None where spot nodes are lost faster than the job recovers.
     """
     rows = [row for table in tables for row in _cheapest_rows(table, limits)]
-    return dict(zip(CHEAPEST_COLUMNS, map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
+    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
 
-def _cheapest_rows(table: CandidateTable, limits: Constraints) -> Iterable[tuple[Any, ...]]:
+def _cheapest_rows(table: CandidateTable, limits: Constraints) -> Iterable[dict[str, Any]]:
     masks = table.excluded_by(limits)
     excluded = ~table.feasible(limits)
     nodes, options = table.nodes, table.options
     order = np.lexsort((table.cost.expected, excluded, options, nodes))
     begins = (np.diff(nodes[order], prepend=0) > 0) | (options[order] != np.roll(options[order], 1))
-    numbers = (table.outcome.hours_expected, table.outcome.hours_p95, table.cost.expected, table.cost.p95)
+    numbers = {
+        "hours_expected": table.outcome.hours_expected,
+        "hours_p95": table.outcome.hours_p95,
+        "cost_usd_expected": table.cost.expected,
+        "cost_usd_p95": table.cost.p95,
+    }
     for row in order[begins].tolist():
-        yield (
-            table.fastest.instance.name,
-            int(nodes[row]),
-            str(options[row]),
-            table.purchases[int(table.purchase[row])].offer.region,
-            *(float(f"{column[row]:.4g}") if np.isfinite(column[row]) else None for column in numbers),
-            ",".join(name for name, mask in masks.items() if mask[row]),
-        )
+        yield {
+            "instance_type": table.fastest.instance.name,
+            "node_count": int(nodes[row]),
+            "purchase_option": str(options[row]),
+            "region": Candidate(table, row).purchase.offer.region,
+            **{n: float(f"{values[row]:.4g}") if np.isfinite(values[row]) else None for n, values in numbers.items()},
+            "excluded_by": ",".join(name for name, mask in masks.items() if mask[row]),
+        }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import date
 from functools import cache
 from typing import Any
@@ -24,7 +23,6 @@ from optimizer.contract.plan import (
     Purchase,
     SpeedSource,
     SpotRange,
-    Tuning,
 )
 from optimizer.contract.request import Workload
 from optimizer.contract.units import rounded
@@ -109,7 +107,7 @@ def _describe_job(problem: Problem) -> PlannedJob:
         precision=request.workload.precision,
         optimizer=request.workload.optimizer,
         compiled=request.workload.compiled,
-        tuning=Tuning(**asdict(recipe.tuning)),
+        tuning=recipe.tuning,
         framework=recipe.framework,
         architecture=problem.reach.architecture,
         model_revision=model.revision or None,

@@ -155,9 +155,8 @@ def find_reach(request: FleetRequest, model: ModelSpec, seq_len: int) -> Reach:
     )
 
 
-def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:
-    """Build the recipe that all configurations share; a plan needs the sequence length that the run will have."""
-    work = request.workload
+def _build_recipe(work: Workload, model: ModelSpec, reach: Reach) -> Recipe:
+    """Build the recipe that all configurations share."""
     if model.architecture == "module":
         _check_module(work, model)
     elif work.seq_len is None and not model.counts_samples:
@@ -175,7 +174,6 @@ def _build_recipe(request: FleetRequest, model: ModelSpec) -> Recipe:
             why="a quantised checkpoint is made for inference: it has lost what training starts from",
             next_step="name the checkpoint that it was made from, or --method qlora for adapters over a 4-bit base",
         )
-    reach = find_reach(request, model, work.seq_len or 1)
     return build_recipe(
         model,
         seq_len=None if model.counts_samples else work.seq_len,
@@ -213,6 +211,7 @@ class Problem:
 
     request: FleetRequest
     model: ModelSpec
+    reach: Reach
     recipe: Recipe
     amount: Amount
     catalog: Catalog
@@ -234,8 +233,9 @@ class Problem:
         ``model`` is the request's where it is known already: reading a configuration may build it by transformers.
         """
         model = model or resolve_model(request.model)
-        recipe = _build_recipe(request, model)
-        limits = request.constraints
+        work, limits = request.workload, request.constraints
+        reach = find_reach(request, model, work.seq_len or 1)
+        recipe = _build_recipe(work, model, reach)
         catalog = _with_quotes(catalog, limits.quotes)
         regions = _match(limits.regions, catalog.regions(), fnmatchcase, catalog.check_region)
         for owned in limits.existing_reservations:
@@ -257,8 +257,9 @@ class Problem:
         return cls(
             request=request,
             model=model,
+            reach=reach,
             recipe=recipe,
-            amount=Amount.resolve(request.workload, model, recipe.seq_len, owned=max(ranks, default=1)),
+            amount=Amount.resolve(work, model, recipe.seq_len, owned=max(ranks, default=1)),
             catalog=catalog,
             calibration=calibration,
             regions=tuple(regions),
@@ -295,11 +296,6 @@ class Problem:
         own = [asked for asked in limits.instance_types if not any(matches_type(name, asked) for name in driven)]
         own += [owned.instance_type for owned in limits.existing_reservations]
         return {name: why for name, why in found.items() if not any(matches_type(name, asked) for asked in own)}
-
-    @cached_property
-    def reach(self) -> Reach:
-        """Layouts that the training code can carry out."""
-        return find_reach(self.request, self.model, self.recipe.seq_len)
 
     @cached_property
     def checkpoint_gib(self) -> float:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from bootstrap.contract.words import counted
-from optimizer.catalog import load
+from optimizer.catalog import Catalog, load
+from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.catalog.ttl import stale_lines
-from optimizer.commands.long_help import FurtherOption
 from optimizer.commands.options import OutputFile, repeat_command
 from optimizer.commands.output import (
     format_number,
     format_option,
     json_text,
+    say,
     write_csv,
     write_notes,
     write_truer,
 )
-from optimizer.commands.progress import patience
+from optimizer.commands.progress import patience, steps
 from optimizer.commands.recommend.tables import (
     CSV_COLUMNS,
     count_rejections,
@@ -31,27 +32,22 @@ from optimizer.commands.recommend.tables import (
     print_answer,
 )
 from optimizer.commands.request_options import (
+    TRAINING,
     RequestCommand,
     calibration_option,
     chosen_calibration,
-    model_option,
-    workload_options,
+    field_options,
 )
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError, shown
 from optimizer.contract.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict
 from optimizer.recommend import Recommendation, recommend
 
 AMOUNTS = ("tokens", "samples", "steps")
-
-
-def _split(_: click.Context, __: click.Parameter, value: str | tuple[str, ...] | None) -> list[str] | None:
-    """Split at commas; of a repeatable option without a value there is none, so that the file's stays."""
-    given = (value,) if isinstance(value, str) else value
-    return [part.strip() for text in given for part in text.split(",")] if given else None
-
-
-_kinds_option = partial(click.option, metavar="KIND,...", callback=_split)
-_repeatable_option = partial(click.option, multiple=True, callback=_split)
+# Constraints with an option; the others are for a file.
+LIMITS = (
+    "parallelism", "sharding", "budget_usd", "deadline_hours", "regions", "purchase_options", "spot_fallback",
+    "instance_types", "gpus", "max_nodes",
+)  # fmt: skip
 
 
 @click.command(
@@ -63,62 +59,7 @@ Example:
 """,
 )
 @click.argument("request_file", metavar="[REQUEST.yaml]", required=False, type=click.Path(path_type=Path))
-@model_option
-@click.option("--tokens", help="Tokens to train on; takes suffixes (2B, 500M).")
-@click.option("--samples", cls=FurtherOption, help="Sequences or images to train on.")
-@click.option("--steps", cls=FurtherOption, help="Optimizer steps; needs --global-batch.")
-@workload_options
-@click.option(
-    "--lora-alpha", cls=FurtherOption, metavar="N", help="Adapters' products are scaled by alpha / rank.  [default: 32]"
-)
-@_kinds_option(
-    "--parallelism",
-    cls=FurtherOption,
-    help="Kinds that the training code implements: data, tensor, pipeline, context, expert.  [default: those of the "
-    "reference trainer; all for a model or --framework beyond it]",
-)
-@_kinds_option(
-    "--sharding",
-    cls=FurtherOption,
-    help="Shardings that the training code implements: ddp, zero1, zero2, zero3.  [default: likewise]",
-)
-@click.option(
-    "--budget", "budget_usd", metavar="USD", help="Most the run may cost, at the 95th percentile; takes suffixes (5k)."
-)
-@click.option(
-    "--deadline", "deadline_hours", metavar="48h|3d", help="Longest the run may take, at the 95th percentile."
-)
-@_repeatable_option(
-    "--region",
-    "regions",
-    metavar="R",
-    help="Region or pattern (us-*; eu-* includes London and Zurich); repeatable, or with commas.",
-)
-@_repeatable_option(
-    "--purchase",
-    "purchase_options",
-    metavar="OPTION",
-    help="on-demand, spot, reserved or capacity-block; repeatable, or with commas.  [default: on-demand, spot]",
-)
-@click.option(
-    "--spot-fallback",
-    cls=FurtherOption,
-    help="Replaces missing spot nodes: none or on-demand; its price binds the budget too.  [default: none]",
-)
-@_repeatable_option(
-    "--instance-type",
-    "instance_types",
-    metavar="T",
-    help="Type (p5.48xlarge), family (p5) or pattern (g6*); repeatable, or with commas.",
-)
-@_repeatable_option(
-    "--gpu", "gpus", metavar="NAME", help="GPU model (H100) or key (a100-80gb); repeatable, or with commas."
-)
-@click.option("--max-nodes", metavar="N", help="Most nodes of the fleet.  [default: 64]")
-@click.option("--objective", help="cost, time or pareto.  [default: cost]")
-@click.option(
-    "--hour-usd", cls=FurtherOption, metavar="USD", help="What an hour of waiting is worth to you; the ranking adds it."
-)
+@field_options("model", *AMOUNTS, *TRAINING, "lora_alpha", *LIMITS, "objective", "hour_usd")
 @click.option(
     "--explain",
     "--all",
@@ -156,11 +97,8 @@ def command(
     chosen = chosen_calibration(calibration)
     with patience("searching the plans"):
         answer = recommend(request, catalog, chosen)
-    # An answer without this flag does not wait for boto3.
     if refresh:
-        from optimizer.commands.recommend.refresh import refresh_spot_prices
-
-        refreshed = refresh_spot_prices(answer)
+        refreshed = _refresh_spot_prices(answer)
         with patience("searching the plans at today's prices"):
             answer = recommend(request, refreshed, chosen)
     notes = _list_notes(answer, output_format, brief=brief)
@@ -180,6 +118,41 @@ def command(
         _explain_nothing(answer)
     is_spot_old = any(plan.spot_range and plan.spot_range.age_days for plan in answer.plans)
     write_truer(is_spot_old=is_spot_old, again=repeat_command({"refresh": ["--refresh"]}), catalog=catalog)
+
+
+def _refresh_spot_prices(answer: Recommendation) -> Catalog:
+    """Read today's spot prices for the request of an answer and return the catalog with them."""
+    # An answer without this flag does not wait for boto3.
+    from optimizer.catalog.refresh import enabled_regions, refresh
+
+    problem = answer.problem
+    if os.environ.get(DIRECTORY_VARIABLE):
+        raise InvalidInputError(
+            f"--refresh is set, and {DIRECTORY_VARIABLE} names {os.environ[DIRECTORY_VARIABLE]}",
+            why="a refresh writes the user's catalog, which is not read then",
+            next_step=f"unset {DIRECTORY_VARIABLE}",
+        )
+    options = problem.request.constraints.purchase_options
+    if "spot" not in options:
+        raise InvalidInputError(
+            f"--refresh is set, and purchase_options are {', '.join(options)}",
+            limit="a request that may take spot nodes",
+            next_step="add --purchase spot, or leave --refresh out",
+        )
+    ruled_out = {  # whatever the price
+        entry.instance_type for entry in answer.rejected if entry.binding_constraint not in ("budget", "price")
+    }
+    types = {instance.name for instance in problem.instance_types} - ruled_out
+    regions = sorted(set(problem.regions) & set(enabled_regions()))
+    if not types or not regions:
+        return problem.catalog
+    with steps("spot prices of regions", len(regions)) as advance:
+        result = refresh(regions, spot_types=types, progress=advance)
+    for region in result.answers:
+        write_notes((*region.skipped, *region.failures))
+    write_notes(result.dropped)
+    say(f"spot prices of {counted(len(types), 'type')} in {counted(len(regions), 'region')} are of today", err=True)
+    return load()
 
 
 def read_request(request_file: Path | None, flags: dict[str, Any]) -> FleetRequest:

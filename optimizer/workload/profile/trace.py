@@ -17,9 +17,9 @@ aten = torch.ops.aten
 
 _CONVOLUTION = {aten.convolution, aten.convolution_backward}
 _EMPTY = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
-# Cheap operators of aten's linalg. Its others, and distances that are no product, have no FLOP formula.
+# Cheap operators of aten's linalg. Its others, distances and nn.Bilinear have no FLOP formula.
 _CHEAP = {aten.linalg_vector_norm, aten.linalg_cross, aten._linalg_check_errors}
-_DISTANCES = {aten._cdist_forward, aten._cdist_backward}
+_UNCOUNTED = {aten._cdist_forward, aten._cdist_backward, aten._trilinear}
 # Index of is_causal among the arguments of the attention operators (native_functions.yaml).
 _CAUSAL_INDEX = {
     aten._scaled_dot_product_flash_attention: 4,
@@ -129,7 +129,7 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             counts.convolution_outputs += outputs[0].numel()
         if not kind:
             counts.traffic_bytes += sum(_moved(tensor) for tensor in [*inputs, *outputs])
-            if func.namespace not in ("aten", "prims") or packet in _DISTANCES or _solves(packet):
+            if func.namespace not in ("aten", "prims") or packet in _UNCOUNTED or _solves(packet):
                 counts.uncounted.add(str(packet))
         return out
 
@@ -162,23 +162,10 @@ def _flops(func: Any, packet: Any, args: Any, kwargs: Any, out: Any) -> tuple[st
     if packet is aten._grouped_mm:  # each row is multiplied with one expert's matrix
         left, right = args[:2]
         return "matmul", 2 * left.numel() * right.shape[-1]
-    if packet is aten._trilinear:
-        return "matmul", _trilinear_flops(*args)
     formula = flop_registry.get(packet)
     if formula is None:
         return "", 0
     return "matmul", int(formula(*args, **kwargs, out_val=out))
-
-
-def _trilinear_flops(a: Any, b: Any, c: Any, of_a: list[int], of_b: list[int], of_c: list[int], *_: Any) -> int:
-    """A multiply-add for each element of the three tensors' common shape, to which each lacks the given dimensions."""
-    shapes = []
-    for tensor, lacking in ((a, of_a), (b, of_b), (c, of_c)):
-        shape = list(tensor.shape)
-        for dimension in sorted(lacking):
-            shape.insert(dimension, 1)
-        shapes.append(shape)
-    return 2 * math.prod(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
 def _convolution_flops(packet: Any, args: Any, out: Any) -> int:

@@ -30,14 +30,6 @@ NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
     "type is a command": ({"instance_type": "$(rm -rf /)"}, "instance_type"),
     "zone is a name": ({"zone_ids": ["us-east-1a"]}, "zone_ids.0"),
     "future schema": ({"schema_version": 2}, "schema_version"),
-    "throughput that gp3 does not take at its IOPS": (
-        {"volumes": {"throughput_mib_per_s": 1000}},
-        "throughput_mib_per_s 1000 takes iops 4000, and it has 3000",
-    ),
-    "IOPS that gp3 does not take at its size": (
-        {"volumes": {"root_gib": 100, "iops": 60000}},
-        "iops 60000 takes root_gib 120, and it has 100",
-    ),
     "infinite cost": ({"cost_usd": {"p95": float("inf")}}, "cost_usd.p95"),
 }
 

@@ -12,7 +12,7 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.calibration import load as load_calibration
 from optimizer.performance.types import Recipe
 from optimizer.recommend import Recommendation, recommend
-from optimizer.search.problem import AXES, Amount, Problem
+from optimizer.search.problem import AXES, Amount, Problem, find_reach
 from optimizer.workload.model import ModelSpec
 
 TYPES = ("p4d.24xlarge", "g5.12xlarge", "g6f.xlarge", "p5.48xlarge")
@@ -56,9 +56,11 @@ def make_problem(
     names = ("seq_len", "precision", "framework", "compiled")
     workload = {"samples": samples} | {name: getattr(recipe, name) for name in names}
     limits = {"max_nodes": max_nodes, "parallelism": parallelism, "instance_types": instance_types}
+    made = request_from_dict({"model": "gpt2", "workload": workload, "constraints": limits})
     return Problem(
-        request=request_from_dict({"model": "gpt2", "workload": workload, "constraints": limits}),
+        request=made,
         model=model,
+        reach=find_reach(made, model, recipe.seq_len),
         recipe=recipe,
         amount=Amount(samples=samples, global_batch=global_batch),
         catalog=catalog(),

@@ -48,10 +48,6 @@ def recurrent(batch_size: int) -> Any:
     return Recurrent(), torch.randn(batch_size, 20, 32), total
 
 
-def bilinear(batch_size: int) -> Any:
-    return nn.Bilinear(64, 32, 16, bias=False), (torch.randn(batch_size, 64), torch.randn(batch_size, 32)), total
-
-
 class Solved(nn.Module):
     def __init__(self) -> None:
         super().__init__()

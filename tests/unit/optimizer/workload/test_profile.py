@@ -96,14 +96,6 @@ def test_an_lstm_has_the_products_of_every_step_and_keeps_the_gates() -> None:
     assert torch.backends.mkldnn.enabled
 
 
-def test_a_bilinear_layer_is_a_product_of_three() -> None:
-    profile = of("bilinear")
-    once = 2 * 16 * 64 * 32
-    assert profile.forward_flops.matmul == once
-    # The weight's gradient alone: nobody wants the data's.
-    assert profile.backward_flops.matmul == once
-
-
 def test_solvers_and_distances_that_are_not_counted_are_named() -> None:
     names = of("solved").uncounted_operators
     assert names == (
