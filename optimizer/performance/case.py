@@ -199,6 +199,7 @@ class Case:
         # Transformer Engine keeps inputs of products in 8 bits, torchao casts the operands of PyTorch's products.
         self.has_fused_fp8 = recipe.precision == "fp8" and code.fused_kernels
         self.casts_fp8 = recipe.precision == "fp8" and not code.fused_kernels
+        self.input_element = 1.0 if self.has_fused_fp8 else self.element  # bytes of a product's kept input
         tuning = recipe.tuning
         self.trains_head = tuning.trains_all or not (tuning.adapts or model.tied_embeddings)
         # Share of the layers that the backward pass reaches.
@@ -313,6 +314,14 @@ class Case:
         # Bytes of an element of the residual, which is as narrow as products where nothing is under autocast.
         narrow = min(self.element, self.wide_residual)
         self.residual: Number = np.where(self.is_narrow, narrow, self.wide_residual)
+        # Code whose backward pass needs what eager operations keep. Tensor ranks' collectives cut compiled layers into
+        # parts, which do so too (36.0 GiB of Llama 3B with two tensor ranks, 4.5% less than eager; two H100, torch
+        # 2.11, trainer_torchtitan_2xh100_202611.md).
+        compiled = np.where(code.compiles_layers & (tensor > 1), 0.0, 1.0 * self.recipe.compiled)
+        self.is_eager: Number = code.written_out * (1.0 - compiled)
+        # Tensors that the activation function keeps; a compiler, or one kernel, recomputes the gate's product.
+        gate = (model.gated_mlp and not code.fused_gate) * (1.0 - compiled)
+        self.gate_inputs: Number = model.matrices_per_ffn - 1.0 + gate
         # Mixtures whose products run in 32 bits under a 16-bit recipe: autocast skips torch's grouped product
         # (https://github.com/pytorch/pytorch/issues/174763; transformers 5.23, integrations/moe.py, _grouped_mm).
         self.experts_in_32_bits = (self.autocast and model.experts > 0) & np.logical_not(self.is_narrow)
@@ -320,6 +329,9 @@ class Case:
         # Rows of the fullest expert rank over the mean, and those kept: NVIDIA's routers are forced to balance.
         self.capacity: Number = np.where(self.expert > 1, EXPERT_CAPACITY, 1.0)
         self.kept_capacity: Number = 1.0 if code.nvidia_recipe else self.capacity
+        # Bytes a token of the rows that experts get.
+        rows = model.mixture_layers / max(model.layers, 1) * model.experts_per_token * self.kept_capacity
+        self.dispatched: Number = self.expert_element * model.hidden_size * rows
         # Ranks of a node, which share its network.
         spread = self.ranks * tensor * pipeline / np.maximum(self.nodes, 1.0)
         self.local: Number = np.maximum(1.0, np.minimum(spread, self.rates.gpus_per_node))

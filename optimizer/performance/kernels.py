@@ -89,6 +89,16 @@ HOST_S_PER_STEP = 1.3e-3
 # Share of communication beside computation that shows all the same.
 EXPOSED_COMMUNICATION = 0.48
 
+# Tensors that NewGELUActivation keeps for its backward pass beyond its input: 12.2, 12.3 and 12.4 bytes an element on
+# H200 (GPT-2 and GPT-2 XL in bf16, GPT-2 in tf32, torch 2.11, 2026-11-21).
+WRITTEN_GELU_TENSORS = 3.0
+# Casts that a tensor rank keeps whole: five products each cast a norm's output, which gave 5 of 6 bytes on H200 without
+# the sequence split and 8 of 10 with it (Llama 3B over four ranks, torch 2.11, 2026-11-21).
+REPEATED_CASTS = 5.0
+# Widened and normalised queries and keys that a norm over heads keeps beside its output: 6.0 bytes in all with it
+# (Qwen 3 against Llama, docs/models.md, torch 2.11, transformers 5.23, 2026-11-22).
+HEAD_NORM_BYTES = 4.0
+
 # Sequence at which flash attention is half as fast as at a very long one: causal blocks on the diagonal are computed in
 # full.
 CAUSAL_HALF_LENGTH, HALF_LENGTH = 430.0, 160.0

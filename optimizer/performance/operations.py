@@ -1,8 +1,7 @@
-"""The table of a step: what one micro-batch runs on one rank, an operation a row, for all layers of the model.
+"""The table of a step: what one micro-batch runs and keeps on one rank, an operation a row, for all layers.
 
 Symbols: t tokens of a micro-batch on a rank, h hidden size, b bytes of an element, T tensor ranks, E expert ranks.
-``operations`` lists what takes time, ``kept_bytes`` (activations.py) what the backward pass needs, by the same names.
-A new family is a function that yields its operations, and one that yields the bytes that they keep.
+A new family is a function that yields its operations.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from optimizer.performance.fine_tuning import (
     WIDENING_EFFICIENCY,
     adapted_sides,
 )
+from optimizer.performance.frameworks import MEGATRON
 from optimizer.performance.types import FULL, SELECTIVE, ZERO2, ZERO3, Number
 from optimizer.workload.profile.records import ModuleProfile, Pass
 
@@ -52,6 +52,7 @@ class Operation:
         flops, flop_per_s, unit: of one layer, the peak of what computes them, and the number that is fitted to it.
         moved, traffic: bytes of one layer, and their fitted factor.
         kernels: started in one layer.
+        kept: bytes a token of one layer for its backward pass (Korthikanti et al., arXiv:2205.05198, section 4).
     """
 
     name: str
@@ -63,6 +64,7 @@ class Operation:
     moved: Number = 0.0
     traffic: Traffic = "elementwise_traffic"
     kernels: Number = 0.0
+    kept: Number = 0.0
 
 
 def operations(x: Case) -> Iterator[Operation]:
@@ -71,6 +73,8 @@ def operations(x: Case) -> Iterator[Operation]:
         yield from _products(x)
         yield from _attention(x)
         yield from _elementwise(x)
+        if x.model.experts:
+            yield from _experts(x)
         if x.recipe.tuning.adapts:
             yield from _adapters(x)
         yield from _head(x)
@@ -96,55 +100,52 @@ def model_flops_per_sample(x: Case) -> float:
     return layers + head + 3.0 * model.flops_per_sample
 
 
-def _products(x: Case) -> Iterator[Operation]:
-    """List the products of attention's projections, of the feed-forward block, and of routed experts."""
-    model = x.model
+def _product_passes(x: Case) -> Number:
+    """Passes over a layer's products: 3 where all weights train, 2 with a frozen base, and those that are repeated."""
     # Full recomputation repeats whole layers, selective a share of their products. torch's checkpoint ends before the
     # last product, unless dropout or a cast to 8 bits reads its output (759 products in a step instead of 787,
     # h200_fp8_202611.md).
-    stops = x.code.written_out and not (x.has_dropout or x.recipe.compiled or x.casts_fp8 or model.experts)
-    never = stops * model.hidden_size * model.ffn_size / max(x.matrix, 1.0)
+    stops = x.code.written_out and not (x.has_dropout or x.recipe.compiled or x.casts_fp8 or x.model.experts)
+    never = stops * x.model.hidden_size * x.model.ffn_size / max(x.matrix, 1.0)
     repeated = np.where(x.checkpointing == SELECTIVE, x.code.selective_recompute, x.repeats * (1.0 - never))
-    # 3 where all weights train, 2 with a frozen base.
-    passes = 1.0 + x.live_share * (2.0 - x.recipe.tuning.adapts + repeated)
+    return 1.0 + x.live_share * (2.0 - x.recipe.tuning.adapts + repeated)
+
+
+def _products(x: Case) -> Iterator[Operation]:
+    """List attention's projections, which keep attention's inputs and output, and the feed-forward block."""
+    model, h, passes = x.model, x.model.hidden_size, _product_passes(x)
     peak = x.rates.peak / (FROZEN_FP8_PRODUCT if x.recipe.tuning.adapts and x.has_fused_fp8 else 1.0)
-    routed = model.matrices_per_ffn * model.hidden_size * x.routed
-    latent = model.latent_attention.latent_width if model.latent_attention else 0
-    beside = x.layer_parameters - model.attention_matrix_parameters - x.expert_parameters
-    for name, matrix, weights, whole, sliced in (
-        (
-            "attention projections", x.attention_matrix, model.attention_matrix_parameters,
-            2.0 * model.hidden_size + latent, 2.0 * x.query + 2.0 * x.kv,
-        ),
-        (
-            "feed-forward", x.matrix - x.attention_matrix - routed, beside,
-            model.hidden_size, model.matrices_per_ffn * x.inner,
-        ),
-    ):  # fmt: skip
+
+    def product(name: str, matrix: float, weights: float, whole: float, sliced: float, kept: Number) -> list[Operation]:
         sides = weights / x.tensor + x.tokens * (whole + sliced / x.tensor)
-        yield Operation(
+        row = Operation(
             name=name, part="matmul", count=model.layers,
             flops=passes * (2.0 * matrix) * x.tokens / x.tensor, flop_per_s=peak, unit="matmul_efficiency",
-            moved=passes * x.element * sides * kernels.PRODUCT_TRAFFIC, traffic="",
+            moved=passes * x.element * sides * kernels.PRODUCT_TRAFFIC, traffic="", kept=kept,
         )  # fmt: skip
-        if x.casts_fp8 and not (model.experts and name == "feed-forward"):  # torchao casts no experts
-            moved = (kernels.COMPILED_FP8_CAST if x.recipe.compiled else kernels.FP8_CAST) * passes * sides
-            yield Operation(name="casts to 8 bits", count=model.layers, moved=moved)
-    if not model.experts:
-        return
-    # Rows of each expert's whole tiles.
-    local = model.experts / x.expert
-    expert_matrix = model.matrices_per_ffn * model.hidden_size * model.ffn_size / x.expert_slices
-    rows = x.tokens * model.experts_per_token * x.capacity * x.expert_slices / x.tensor
-    speed = kernels.FUSED_GROUPED_PRODUCT if x.code.fused_kernels else kernels.GROUPED_PRODUCT
-    sides = x.expert_parameters / x.expert / x.expert_slices
-    sides = sides + x.tokens * model.matrices_per_ffn * x.routed / x.tensor
-    yield Operation(
-        name="experts", part="matmul", count=model.mixture_layers,
-        flops=passes * 2.0 * (rows + local * TILE_ROWS / 2.0) * expert_matrix,
-        flop_per_s=np.where(x.experts_in_32_bits, x.rates.fp32, x.rates.expert * speed), unit="matmul_efficiency",
-        moved=passes * x.expert_element * sides * (model.layers / model.mixture_layers) * kernels.PRODUCT_TRAFFIC,
-        traffic="",
+        if not x.casts_fp8 or (model.experts and name == "feed-forward"):  # torchao casts no experts
+            return [row]
+        moved = (kernels.COMPILED_FP8_CAST if x.recipe.compiled else kernels.FP8_CAST) * passes * sides
+        return [row, Operation(name="casts to 8 bits", count=model.layers, moved=moved)]
+
+    # Latents are kept before and after their norms, attention's output in 16 bits beside the 8 of a product's input.
+    latent = model.latent_attention.latent_width if model.latent_attention else 0
+    inputs = 0.0 if "mla_up_proj" in x.recipe.recomputed else (x.query + 2.0 * x.kv) / x.tensor
+    yield from product(
+        "attention projections", x.attention_matrix, model.attention_matrix_parameters,
+        2.0 * h + latent, 2.0 * x.query + 2.0 * x.kv,
+        x.element * (inputs + 2.0 * latent) + (x.element + x.has_fused_fp8) * x.query / x.tensor,
+    )  # fmt: skip
+    # T5 1.1's gate is GPT-2's function; T5's dropout there keeps a mask.
+    by_operators = x.is_t5 if model.gated_mlp else x.causal
+    kept = kernels.WRITTEN_GELU_TENSORS * x.residual * x.is_eager * by_operators + x.is_t5 * x.has_dropout
+    # MLPerf's adapters keep the gate's inputs in 8 bits (FP8_ACTIVATION, Megatron's activation_func_fp8_input_store).
+    narrows_gate = x.has_fused_fp8 and x.code.nvidia_recipe and x.recipe.tuning.adapts
+    kept = kept + (1.0 if narrows_gate else x.element) * x.gate_inputs + x.input_element
+    yield from product(
+        "feed-forward", x.matrix - x.attention_matrix - model.matrices_per_ffn * h * x.routed,
+        x.layer_parameters - model.attention_matrix_parameters - x.expert_parameters,
+        h, model.matrices_per_ffn * x.inner, kept * x.inner / x.tensor,
     )  # fmt: skip
 
 
@@ -162,10 +163,18 @@ def _attention(x: Case) -> Iterator[Operation]:
         for has, (capped, capped_again) in ((x.model.soft_cap, kernels.SOFT_CAP), (x.model.sinks, kernels.SINKS)):
             if has and x.code.written_out:
                 forward, backward = forward + capped, backward + capped_again
+        # A score's softmax, the product's input if another tensor, a mask byte, and the output of a soft cap's tanh:
+        # 4.2 bytes a score in 32 bits and 5.1 by a compiler on H200 (Llama 1B in tf32 and BERT base, torch 2.11,
+        # 2026-11-21).
+        is_compiled = x.recipe.compiled and x.has_dropout and not x.causal
+        softmax = x.element if is_compiled else max(x.wide_residual, 4.0 * x.code.written_out)
+        copied = x.element if softmax > x.element else x.element * x.has_dropout
+        kept = softmax + copied + x.has_dropout + x.model.soft_cap * x.element
         yield Operation(
             name="scores", part="attention", count=layers,
             flops=(3.0 + x.checkpoints) * products, flop_per_s=x.rates.peak, unit="matmul_efficiency",
             moved=scores * x.element * (forward * (1.0 + x.checkpoints) + backward),
+            kept=x.heads * x.keys * kept / x.tensor,
         )  # fmt: skip
         if compiled:  # a third of the compiler's products run in 32 bits
             rate = kernels.FP32_BATCHED * x.rates.fp32
@@ -195,83 +204,136 @@ def _attention(x: Case) -> Iterator[Operation]:
             )
 
 
+def _row(x: Case, name: str, moved: tuple[float, float], width: Number, kept: Number = 0.0) -> Operation:
+    """Kernels that move bytes an element of ``width``, forward and backward, in each layer."""
+    forward, backward = moved
+    # Frozen layers have no backward pass: 2 of 3 passes.
+    layers = x.model.layers * (1.0 + 2.0 * x.live_share) / 3.0
+    bytes_moved = x.tokens * width * (forward * (1.0 + x.checkpoints) + backward)
+    return Operation(name=name, count=layers, moved=bytes_moved, kept=kept)
+
+
 def _elementwise(x: Case) -> Iterator[Operation]:
-    """List the kernels beside products and attention, by their bytes an element of ``width``, forward and backward."""
+    """List the kernels beside products and attention."""
     model, element, h = x.model, x.element, x.model.hidden_size
     by_hand = not (x.code.fused_kernels or x.recipe.compiled)
-    # Frozen layers have no backward pass: 2 of 3 passes.
-    layers = model.layers * (1.0 + 2.0 * x.live_share) / 3.0
-    again = 1.0 + x.checkpoints
-
-    def row(name: str, moved: tuple[float, float], width: Number) -> Operation:
-        return Operation(name=name, count=layers, moved=x.tokens * width * (moved[0] * again + moved[1]))
-
-    heads = (x.query + x.kv) / x.tensor
-    ffn = (x.inner + x.routed) / x.tensor
-    is_written = (model.gated_mlp or x.is_t5) and by_hand and not x.has_fused_norms
+    heads, ffn = (x.query + x.kv) / x.tensor, (x.inner + x.routed) / x.tensor
+    # Norms save input and output, a written-out RMSNorm also the normalised input.
+    writes_norms = (model.gated_mlp or x.is_t5) and not x.has_fused_norms
+    is_written = writes_norms and by_hand
     norm = kernels.WRITTEN_NORM if is_written else kernels.NORM
-    yield row("norms", norm, h * x.norms * (1.0 if is_written else x.residual) / x.split)
-    yield row("residual sums", kernels.RESIDUAL, 2.0 * h * x.residual / x.split)
+    written = x.is_eager * writes_norms
+    output = 0.0 if "layernorm" in x.recipe.recomputed else x.input_element
+    kept: Number = np.maximum(x.residual, 4.0 * written) + x.residual * written + output
+    norms = h * x.norms / x.split
+    yield _row(x, "norms", norm, norms * (1.0 if is_written else x.residual), norms * kept)
+    yield _row(x, "residual sums", kernels.RESIDUAL, 2.0 * h * x.residual / x.split)
     if x.has_dropout:
-        yield row("dropout", kernels.DROPOUT, 2.0 * element * h / x.split)
+        yield _row(x, "dropout", kernels.DROPOUT, 2.0 * element * h / x.split, 2.0 * h / x.split)
+    is_wide: Number = np.where(x.residual > element, 1.0, 0.0)  # under autocast
     if x.wide_residual > element:
-        # Each product that reads a wider residual casts it and its gradient; a compiler casts once.
+        # Each product that reads a wider residual casts it and its gradient; a compiler casts once. Tensor ranks keep
+        # the casts of gated blocks whole.
         casts = (1.0, 1.0) if x.recipe.compiled else kernels.CASTS
-        yield row("casts", casts, np.where(x.residual > element, element + x.residual, 0.0) * h / x.split)
+        whole = model.gated_mlp * kernels.REPEATED_CASTS * (1.0 - 1.0 / x.tensor)
+        kept = h * element * is_wide * x.is_eager * (x.input_casts / x.split + whole)
+        yield _row(x, "casts", casts, is_wide * (element + x.residual) * h / x.split, kept)
     if model.gated_mlp and not x.is_t5:
-        is_written = by_hand and not x.code.fused_rotary
-        moved = kernels.WRITTEN_ROTARY if is_written else kernels.FUSED_ROTARY * element
-        yield row("rotary positions", (moved, moved), heads)
+        # Under autocast rotary positions save queries and keys again: 3.7 and 3.9 bytes of each on H200 (Llama 410M and
+        # 3.6B, torch 2.11, 2026-11-21).
+        moved = kernels.WRITTEN_ROTARY if by_hand and not x.code.fused_rotary else kernels.FUSED_ROTARY * element
+        yield _row(x, "rotary positions", (moved, moved), heads, heads * x.residual * x.is_eager * is_wide)
     if model.head_norms:
-        yield row("norms of heads", norm, heads * (1.0 if norm is kernels.WRITTEN_NORM else element))
+        # Under autocast the kernel reads a widened copy.
+        widened = x.is_eager * model.gated_mlp * np.maximum(is_wide, float(not x.has_fused_norms))
+        kept = heads * (element + kernels.HEAD_NORM_BYTES * widened)
+        yield _row(x, "norms of heads", norm, heads * (1.0 if norm is kernels.WRITTEN_NORM else element), kept)
     if model.gated_mlp:
         gate = kernels.COMPILED_SWIGLU if x.recipe.compiled else kernels.SWIGLU
-        yield row("activation function", gate, element * ffn)
+        yield _row(x, "activation function", gate, element * ffn)
     elif by_hand and x.code.written_out and x.causal:
-        yield row("activation function", kernels.WRITTEN_GELU, ffn)
+        yield _row(x, "activation function", kernels.WRITTEN_GELU, ffn)
     else:
-        yield row("activation function", kernels.GELU, element * ffn)
+        yield _row(x, "activation function", kernels.GELU, element * ffn)
     if x.is_t5:
         # T5 widens the second product's input to its weight's type (modeling_t5.py, wo).
         widened = np.where(x.autocast & np.logical_not(x.is_narrow), 2.0 * (element + 4.0), 0.0)
-        yield row("within T5's block", (1.0, 1.0), widened * ffn)
+        yield _row(x, "within T5's block", (1.0, 1.0), widened * ffn)
         if model.gated_mlp and by_hand:
-            yield row("within T5's block", kernels.WRITTEN_GELU, ffn)
+            yield _row(x, "within T5's block", kernels.WRITTEN_GELU, ffn)
     if model.architecture == "speech" and by_hand:
         # Whisper copies queries, keys and values to the kernel's order, and scales queries apart.
         copied = kernels.COPIED_HEADS * (x.query + 2.0 * x.kv) + kernels.SCALED_QUERIES * x.query
-        yield row("copies of heads", (1.0, 1.0), element * copied / x.split)
+        yield _row(x, "copies of heads", (1.0, 1.0), element * copied / x.split)
     if x.masked_share:
-        yield row("masks of windows", kernels.MASK, x.masked_share * x.recipe.seq_len)
+        # PyTorch's attention keeps a mask in each layer with a window, and repeats keys and values there.
+        kept = x.masked_share * element * (x.recipe.seq_len + 2.0 * (x.query - x.kv) / x.tensor)
+        yield _row(x, "masks of windows", kernels.MASK, x.masked_share * x.recipe.seq_len, kept)
     if x.has_fused_fp8:
         quantised = 2.0 * h + x.query / x.tensor + ffn
-        yield row("quantisation", (kernels.QUANTISE_BYTES, kernels.QUANTISE_BYTES), quantised)
+        yield _row(x, "quantisation", (kernels.QUANTISE_BYTES, kernels.QUANTISE_BYTES), quantised)
     if not x.code.fused_kernels:
+        # Attention's output is kept once more.
         joined = kernels.RING_JOIN * (x.context - 1.0) * x.query / x.tensor
-        yield Operation(name="joins of the context ring", count=model.layers, moved=x.tokens * joined)
-    if model.experts:
-        rows = model.experts_per_token * x.capacity * h * model.mixture_layers / model.layers
-        fused = x.code.fused_kernels
-        yield row("routing", *((kernels.PERMUTE, rows * element) if fused else (kernels.WRITTEN_PERMUTE, rows)))
-        if model.mlp_bias and fused:
-            yield row("routing", kernels.BIASED_OUTPUT, rows)
-            yield row("routing", kernels.CLAMPED_GATE, rows / h * model.ffn_size / x.tensor)
+        kept = np.where(x.context > 1, element * x.query / x.tensor, 0.0)
+        yield Operation(name="joins of the context ring", count=model.layers, moved=x.tokens * joined, kept=kept)
     each = kernels.WRITTEN_KERNELS if by_hand else kernels.FUSED_KERNELS
+    layers = model.layers * (1.0 + 2.0 * x.live_share) / 3.0
     starts = x.sublayers / USUAL_SUBLAYERS * each * (3.0 + x.repeats)
     yield Operation(name="starts of kernels", count=layers, kernels=starts)
 
 
+def _experts(x: Case) -> Iterator[Operation]:
+    """List a mixture's routing and the products of its experts."""
+    model, h, fused, passes = x.model, x.model.hidden_size, x.code.fused_kernels, _product_passes(x)
+    is_megatron = x.recipe.framework in MEGATRON
+    # Rows of each expert's whole tiles.
+    local = model.experts / x.expert
+    expert_matrix = model.matrices_per_ffn * h * model.ffn_size / x.expert_slices
+    rows = x.tokens * model.experts_per_token * x.capacity * x.expert_slices / x.tensor
+    speed = kernels.FUSED_GROUPED_PRODUCT if fused else kernels.GROUPED_PRODUCT
+    sides = x.expert_parameters / x.expert / x.expert_slices
+    sides = sides + x.tokens * model.matrices_per_ffn * x.routed / x.tensor
+    # Megatron multiplies an activation by its router's probability and keeps both, but where one kernel of a gate
+    # does it (MLP.forward in megatron/core/transformer/mlp.py at d98e8a6; moe_act repeats it).
+    output = (1.0 if x.has_fused_fp8 else x.expert_element) + x.element * (is_megatron and not model.gated_mlp)
+    kept = x.expert_element * x.gate_inputs + output * ("moe_act" not in x.recipe.recomputed)
+    yield Operation(
+        name="experts", part="matmul", count=model.mixture_layers,
+        flops=passes * 2.0 * (rows + local * TILE_ROWS / 2.0) * expert_matrix,
+        flop_per_s=np.where(x.experts_in_32_bits, x.rates.fp32, x.rates.expert * speed), unit="matmul_efficiency",
+        moved=passes * x.expert_element * sides * (model.layers / model.mixture_layers) * kernels.PRODUCT_TRAFFIC,
+        traffic="", kept=kept * x.routed * x.kept_capacity / x.tensor,
+    )  # fmt: skip
+    rows = model.experts_per_token * x.capacity * h * model.mixture_layers / model.layers
+    moved = kernels.PERMUTE if fused else kernels.WRITTEN_PERMUTE
+    # Megatron alone has experts in fused fp8. Ranks that share an expert keep its rows whole. NVIDIA's recipes permute
+    # rows in a kernel that keeps none.
+    narrowed = x.input_element / x.element if is_megatron else 1.0
+    kept = narrowed * x.expert_slices / x.tensor + (0.0 if x.code.nvidia_recipe else 1.0 / x.split)
+    yield _row(x, "routing", moved, rows * (x.element if fused else 1.0), x.dispatched * kept)
+    if model.mlp_bias and fused:
+        yield _row(x, "routing", kernels.BIASED_OUTPUT, rows)
+        yield _row(x, "routing", kernels.CLAMPED_GATE, rows / h * model.ffn_size / x.tensor)
+
+
 def _adapters(x: Case) -> Iterator[Operation]:
     """List LoRA's products, and the widening of a 4-bit base."""
-    inputs, outputs, _ = adapted_sides(x.model, x.recipe.tuning)
+    inputs, outputs, count = adapted_sides(x.model, x.recipe.tuning)
     layers, again = x.model.layers, x.checkpoints
     of_output = FUSED_ADAPTER_OUTPUT if x.code.fused_kernels else ADAPTER_OUTPUT
     forward, backward = (ADAPTER_INPUT[i] * inputs + of_output[i] * outputs for i in PASSES)
+    # Frozen norms that are written out keep no normalised input, and a product without an adapter no input; an adapter
+    # keeps its inner vector.
+    unsaved = 2.0 * x.element * x.model.gated_mlp * x.model.hidden_size * (not x.has_fused_norms)
+    if x.recipe.tuning.lora_targets != "all":
+        unsaved += x.input_element * (x.model.hidden_size + x.model.ffn_size)
     yield Operation(
         name="adapters", part="matmul", count=layers,
         flops=2.0 * x.tokens * x.recipe.tuning.lora_rank * (inputs + outputs) * (3.0 + again),
         flop_per_s=x.rates.peak, unit="matmul_efficiency",
         moved=x.element * x.tokens * (forward * (1.0 + again) + backward), traffic="",
+        kept=(x.element * x.recipe.tuning.lora_rank * count - unsaved) / x.split,
     )  # fmt: skip
     yield Operation(name="adapters' kernels", count=layers, kernels=further_kernels(x, again))
     if x.recipe.tuning.four_bit:

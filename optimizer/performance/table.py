@@ -11,7 +11,6 @@ import numpy as np
 
 from optimizer.contract.units import GIB
 from optimizer.performance import kernels
-from optimizer.performance.activations import kept_bytes
 from optimizer.performance.calibration import Coefficients
 from optimizer.performance.case import Case
 from optimizer.performance.collectives import Collective, collectives
@@ -92,19 +91,17 @@ def _add(op: Operation, x: Case, total: dict[str, Number]) -> None:
 
 def explain(x: Case, c: Coefficients) -> list[dict[str, Any]]:
     """List the operations of one configuration: a micro-batch of all layers on one rank, nothing hidden."""
-    kept = {name: float(x.tokens * each) / 1e6 for name, each in kept_bytes(x)} if x.model.layers else {}
     rows: dict[str, dict[str, Any]] = {}
+    sums = ("tflop", "moved_gb", "kept_mb_a_layer", "s")
     for op in operations(x):
         total: dict[str, Number] = {}
         _add(op, x, total)
-        first = {"operation": op.name, "count": op.count, "tflop": 0.0, "moved_gb": 0.0, "s": 0.0}
-        row = rows.setdefault(op.name, first)
+        row = rows.setdefault(op.name, {"operation": op.name, "count": op.count} | dict.fromkeys(sums, 0.0))
         row["tflop"] += float(op.flops * op.count) / 1e12
         row["moved_gb"] += float(op.moved * op.count) / 1e9
+        row["kept_mb_a_layer"] += float(x.tokens * op.kept) / 1e6
         row["s"] += float(Sums(**total).seconds(c))
-        row["kept_mb_a_layer"] = kept.pop(op.name, 0.0)
     takes_part = [row for row in rows.values() if row["s"] or row["kept_mb_a_layer"]]
-    takes_part += [{"operation": name, "kept_mb_a_layer": each} for name, each in kept.items() if each]
     if moved := float(weight_bytes_moved(x) / (x.stage_layers / x.model.layers if x.model.layers else 1.0)):
         copies = {"operation": "copies of weights and gradients", "moved_gb": moved / 1e9}
         takes_part.append(copies | {"s": moved / float(x.rates.memory)})

@@ -71,6 +71,11 @@ def row_of(x: Case, name: str) -> Operation:
     return next(row for row in operations(x) if row.name == name)
 
 
+def kept(x: Case, name: str) -> float:
+    """Bytes a token that a layer keeps for the operation of a name."""
+    return float(row_of(x, name).kept)
+
+
 def part_s(x: Case, part: str) -> float:
     """Seconds of one part of a micro-batch."""
     return float(StepTable(x).sums[part].seconds(coefficients_of(x)))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.performance.activations import kept_bytes
 from optimizer.performance.case import Case
 from optimizer.performance.confidence import DENSE, MIXTURE, speed_source
 from optimizer.performance.kernels import GROUPED_PRODUCT
@@ -18,7 +17,7 @@ from optimizer.performance.operations import operations
 from optimizer.performance.types import DDP, ZERO1, ZERO3, Recipe
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
-from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, case_of, node, row_of
+from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, case_of, kept, node, row_of
 from tools.calibration import predict, read_runs
 
 MIXTRAL = resolve_model("mixtral-8x7b")
@@ -118,22 +117,20 @@ def test_experts_stay_in_16_bits_where_plain_pytorch_computes_in_8() -> None:
 
 @pytest.mark.parametrize(("framework", "share"), [("megatron", 0.5), ("nanotron", 1.0)])
 def test_only_megatron_keeps_the_rows_of_experts_in_8_bits(framework: str, share: float) -> None:
-    kept = [
-        dict(kept_bytes(case(recipe=Recipe(seq_len=4096, framework=framework, precision=precision))))
+    narrow, eight = (
+        kept(case(recipe=Recipe(seq_len=4096, framework=framework, precision=precision)), "routing")
         for precision in ("bf16", "fp8")
-    ]
-    narrow, eight = (float(each["dispatch of experts"]) for each in kept)
+    )
     assert eight == pytest.approx(narrow * (1 + share) / 2)
 
 
 def test_megatron_keeps_the_activation_of_an_expert_without_a_gate_beside_its_product_with_the_probability() -> None:
     plain = replace(MIXTRAL, gated_mlp=False)
     recipe = Recipe(seq_len=4096, framework="megatron")
-    kept, nobody = (
-        float(dict(kept_bytes(case(plain, recipe=each)))["experts"])
-        for each in (recipe, replace(recipe, framework="megatron-deepspeed"))
+    both, one_of_them = (
+        kept(case(plain, recipe=each), "experts") for each in (recipe, replace(recipe, framework="megatron-deepspeed"))
     )
-    assert kept == 1.5 * nobody  # input, activation, product
+    assert both == 1.5 * one_of_them  # input, activation, product
 
 
 def test_the_fullest_rank_of_experts_is_waited_for() -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.hardware import Precision
 from optimizer.contract.units import GIB
-from optimizer.performance.activations import kept_bytes
 from optimizer.performance.rates import visible_memory_gib
 from optimizer.performance.rows import estimate_row
 from optimizer.performance.table import reserve_gib
@@ -26,6 +25,7 @@ from tests.unit.optimizer.performance.fixtures import (
     LLAMA_8B,
     RESNET,
     case_of,
+    kept,
     node,
     of,
     written_out_norms,
@@ -48,12 +48,10 @@ def test_states_of_adam_in_mixed_precision_are_exact() -> None:
 def test_no_compiler_nor_width_makes_scores_and_masks_smaller_than_measured() -> None:
     """Compiled scores were measured of BERT with dropout; Mistral's mask is in each layer, whatever its kernel."""
     gemma, mistral = resolve_model("gemma-2-2b"), resolve_model("mistral-7b")
-    eager, compiled = (
-        dict(kept_bytes(case_of(gemma, Recipe(seq_len=4096, compiled=how))))["scores"] for how in (False, True)
-    )
+    eager, compiled = (kept(case_of(gemma, Recipe(seq_len=4096, compiled=how)), "scores") for how in (False, True))
     assert eager == compiled > 0
     narrow, wide = (
-        dict(kept_bytes(case_of(mistral, Recipe(seq_len=8192, precision=precision))))["masks of windows"]
+        kept(case_of(mistral, Recipe(seq_len=8192, precision=precision)), "masks of windows")
         for precision in ("bf16", "tf32")
     )
     assert wide == 2 * narrow > 0
