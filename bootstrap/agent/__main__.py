@@ -15,10 +15,9 @@ if not __package__:  # started by its folder, in whatever directory the command 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from bootstrap.agent import container
-from bootstrap.agent.commands import python_path
+from bootstrap.agent.commands import AgentError, log, python_path
 from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.group import STATE_KEY, GroupClient
-from bootstrap.agent.messages import AgentError, log
 from bootstrap.agent.settings import Settings
 from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.contract.timings import LEASE

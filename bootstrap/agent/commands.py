@@ -1,16 +1,16 @@
-"""Programs that the agent runs: the AWS CLI, and the scripts of ``steps/``."""
+"""Programs that the agent runs: the AWS CLI, and the scripts of ``steps/``; its log, and the error that ends it."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-from bootstrap.agent.messages import log
 
 BOOTSTRAP = Path(__file__).resolve().parents[1]
 # The AWS CLI's own retries, for throttling while a whole fleet starts; and the endpoint of STS that the VPC has, where
@@ -23,6 +23,16 @@ AWS_ENVIRONMENT = {
     "AWS_METADATA_SERVICE_TIMEOUT": "5", "AWS_METADATA_SERVICE_NUM_ATTEMPTS": "3",
 }  # fmt: skip
 AWS_LIMIT_S = 60.0
+
+
+class AgentError(Exception):
+    """Reason for the agent to end with 1; systemd starts it again."""
+
+
+def log(message: str) -> None:
+    """Write one line with the time in UTC to stderr, which is a file (../gpufleet-train.service)."""
+    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} agent: {message}\n")
+    sys.stderr.flush()
 
 
 def python_path(environ: Mapping[str, str]) -> str:

@@ -11,9 +11,8 @@ import os
 import threading
 import time
 
-from bootstrap.agent.commands import aws_cli
+from bootstrap.agent.commands import aws_cli, log
 from bootstrap.agent.group import GroupClient
-from bootstrap.agent.messages import log
 from bootstrap.agent.settings import Settings
 
 # A role taken with a role's credentials lasts an hour at most:

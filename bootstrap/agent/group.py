@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bootstrap.agent.commands import aws_cli, file_of, output_of
-from bootstrap.agent.messages import log
+from bootstrap.agent.commands import aws_cli, file_of, log, output_of
 from bootstrap.agent.settings import Settings
 from bootstrap.contract.state import UP
 from bootstrap.training.imds import Imds, ImdsError

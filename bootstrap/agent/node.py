@@ -2,25 +2,78 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import threading
 import time
-from types import TracebackType
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from bootstrap.agent.commands import BOOTSTRAP
+from bootstrap.agent.commands import BOOTSTRAP, log, output_of
 from bootstrap.agent.credentials import TrainingCredentials
 from bootstrap.agent.group import GroupClient
-from bootstrap.agent.messages import log
 from bootstrap.agent.settings import Settings
-from bootstrap.agent.telemetry import Telemetry
 from bootstrap.training.notices import Notice, NoticeFiles
 from bootstrap.training.watcher import own_imds
 
 POLL_S = 0.5
 # Until a watcher that ended is started again: not twice a second where it cannot run.
 WATCH_AGAIN_S = 5.0
+STATSD = ("127.0.0.1", 8125)
+INTERVAL_S = 60.0
+# Disk space of the output; the CloudWatch agent is at most this far behind.
+LOG_BYTES = 2**30
+
+
+class Telemetry:
+    """Once a minute: the job's speed for the CloudWatch agent (../cloudwatch-agent.json), and a limit for the output.
+
+    Whatever fails in it stops nothing.
+    """
+
+    def __init__(self, progress_file: Path, log_file: Path) -> None:
+        self._progress_file, self._log_file = progress_file, log_file
+        self._last: tuple[float, float] | None = None
+        self._next_at = time.monotonic() + INTERVAL_S
+
+    def tick(self) -> None:
+        """Do the work where a minute is over."""
+        if time.monotonic() < self._next_at:
+            return
+        self._next_at = time.monotonic() + INTERVAL_S
+        if (speed := self.tokens_per_second()) is not None:
+            with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as client:
+                client.sendto(f"TokensPerSecond:{speed:.6g}|g".encode(), STATSD)
+        shorten(self._log_file)
+
+    def tokens_per_second(self) -> float | None:
+        """Rate of whole steps since the last call, from the progress file, which rank 0's node has.
+
+        None without a new step, or with unknown tokens (format: training/progress.py).
+        """
+        try:
+            document = json.loads(self._progress_file.read_text(encoding="utf-8"))
+            at, tokens = float(document["at"]), float(document["tokens"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        last, self._last = self._last, (at, tokens)
+        # Fewer tokens than before: training went back to a checkpoint, and lost steps are no speed.
+        if last is None or at <= last[0] or tokens < last[1]:
+            return None
+        return (tokens - last[1]) / (at - last[0])
+
+
+def shorten(log_file: Path) -> None:
+    """Free the older part of a file that takes twice ``LOG_BYTES``; readers keep their place, as its size stays."""
+    with suppress(OSError):
+        status = log_file.stat()
+        if status.st_blocks * 512 > 2 * LOG_BYTES:
+            # https://man7.org/linux/man-pages/man1/fallocate.1.html
+            hole = ["--punch-hole", "--offset", "0", "--length", str(status.st_size - LOG_BYTES)]
+            output_of(["fallocate", *hole, str(log_file)], 60.0)
 
 
 class Reports:
@@ -64,7 +117,7 @@ class Reports:
 
 
 class SupervisedNode:
-    """Settings, group, reports and notices of this node. A context: the watcher of notices runs in it."""
+    """Settings, group, reports and notices of this node; the watcher of notices runs until ``close``."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -83,14 +136,10 @@ class SupervisedNode:
         self._telemetry = Telemetry(settings.progress_file, settings.log_file)
         self._watcher: subprocess.Popen[bytes] | None = None
         self._watch_again_at = 0.0
-
-    def __enter__(self) -> SupervisedNode:
         self._keep_watching()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End the watcher of notices."""
         if self._watcher is not None:
             self._watcher.terminate()
             self._watcher.wait()
@@ -99,18 +148,17 @@ class SupervisedNode:
         """Notice that this node ends."""
         return self.notices.read_stop()
 
-    def tick(self) -> None:
-        """Wait half a second, with a watcher of notices."""
+    def tick(self, seconds: float = POLL_S) -> None:
+        """Wait, with a watcher of notices."""
         self._keep_watching()
         self._telemetry.tick()
-        time.sleep(POLL_S)
+        time.sleep(seconds)
 
     def rest(self, seconds: float) -> None:
         """Wait until a notice ends this node, at most ``seconds``."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and self.leaving() is None:
-            self._keep_watching()
-            time.sleep(min(POLL_S, left))
+            self.tick(min(POLL_S, left))
 
     def _keep_watching(self) -> None:
         # A process of its own: a fault in it cannot reach the training.

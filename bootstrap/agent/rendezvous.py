@@ -8,8 +8,8 @@ import time
 from collections.abc import Set
 from dataclasses import dataclass
 
+from bootstrap.agent.commands import AgentError, log
 from bootstrap.agent.group import Instance
-from bootstrap.agent.messages import AgentError, log
 from bootstrap.agent.node import SupervisedNode
 
 # Doublings of the pause, at most, while AWS does not answer: it may throttle the calls of many fleets.

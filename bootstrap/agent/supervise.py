@@ -1,4 +1,7 @@
-"""A node's training, from the first start to the node's end."""
+"""A node's training, from the first start to the node's end.
+
+In a group the node stays until the group ends it, so that no node waits out a hook.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,11 @@ import json
 import signal
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from types import FrameType
 
-from bootstrap.agent.commands import BOOTSTRAP, output_of
-from bootstrap.agent.ending import be_replaced, finish, give_up, leave
-from bootstrap.agent.messages import AgentError, log
+from bootstrap.agent.commands import BOOTSTRAP, AgentError, log, output_of
 from bootstrap.agent.node import SupervisedNode
 from bootstrap.agent.rendezvous import Rendezvous, listens, meet, wait_until_chosen
 from bootstrap.agent.settings import Settings
@@ -30,6 +32,8 @@ MAX_GANG_FAILURES = 3
 STEPS_REPORT_S = 300.0
 # torchrun's own start and end.
 TORCHRUN_S = 60.0
+# For the newest report, within the few seconds that the notice leaves.
+LAST_REPORT_S = 5.0
 
 
 def supervise(settings: Settings) -> int:
@@ -39,7 +43,7 @@ def supervise(settings: Settings) -> int:
         limit_s, _, _ = notice_limit_s(), hook_limit_s(), poll_interval_s()  # the watcher's too
     except ConfigurationError as error:
         raise AgentError(str(error)) from error
-    with SupervisedNode(settings) as node:
+    with closing(SupervisedNode(settings)) as node:
 
         def ask_drain(number: int, frame: FrameType | None) -> None:
             if node.leaving() is None:
@@ -266,3 +270,54 @@ def _drain(node: SupervisedNode, torchrun: Torchrun, notice: Notice) -> None:
             break
         node.tick()
     torchrun.end()
+
+
+def leave(node: SupervisedNode) -> None:
+    """Let the group end this node now."""
+    node.reports.wait(LAST_REPORT_S)
+    node.group.complete_terminate_hook()
+    log("this node has left the run")
+
+
+def finish(node: SupervisedNode, status: int) -> int:
+    """Return the exit status after the training; in a group only when the group ends this node."""
+    if not node.settings.in_group:
+        return status
+    if node.settings.mode == "workers":
+        node.group.protect_from_scale_in(on=False)
+    _stand_by(node)
+    return 0
+
+
+def give_up(node: SupervisedNode, status: int, reason: str) -> int:
+    """End a run whose command cannot be started, or fails again and again."""
+    log(f"{reason}; giving up: {node.settings.log_file} has its output")
+    node.reports.tell("gave-up", status)
+    _send_log(node, "training gave up")
+    return finish(node, EXIT_AT_FAULT)  # the unit does not restart it
+
+
+def be_replaced(node: SupervisedNode, fault: str, check: str) -> int:
+    """Have the group replace this node, which failed a check: a GPU broke, or the gang test blames it."""
+    log(f"this node cannot train any more: {fault}")
+    node.reports.tell("sick", 0, check)
+    _send_log(node, f"this node failed {check}: {fault}")
+    while not node.group.ask_to_be_replaced() and node.leaving() is None:
+        log("the group could not be told that this node is unhealthy; trying again")
+        node.rest(node.settings.limits.tell_delay_s)
+    _stand_by(node)
+    return 0
+
+
+def _stand_by(node: SupervisedNode) -> None:
+    log("waiting for the group to end this node, which is paid until then")
+    while (notice := node.leaving()) is None:
+        node.tick()
+    log(f"leaving: {notice}")
+    leave(node)
+
+
+def _send_log(node: SupervisedNode, title: str) -> None:
+    """Send the end of the output to the log group, before the node ends: the image may have no CloudWatch agent."""
+    if not node.group.send_log("train", title, node.settings.log_file):
+        log("the log could not be sent to CloudWatch Logs")

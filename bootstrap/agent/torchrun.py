@@ -7,15 +7,16 @@ import math
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from bootstrap.agent import container
-from bootstrap.agent.commands import start_as
-from bootstrap.agent.environment import training_environment
-from bootstrap.agent.messages import log
+from bootstrap.agent.commands import AWS_ENVIRONMENT, log, output_of, python_path, start_as
+from bootstrap.agent.efa import efa_settings
 from bootstrap.agent.node import SupervisedNode
 from bootstrap.agent.rendezvous import Rendezvous
 from bootstrap.agent.settings import Settings
+from bootstrap.contract.checkpoint import FOLDER
 from bootstrap.contract.launcher import split_command, start_of
 from bootstrap.contract.node_plan import read_node_plan
 from bootstrap.contract.words import counted
@@ -32,6 +33,9 @@ TEST_JOIN_S = 120.0
 ORPHANS_END_S = 2.0
 # Seconds between two looks at the ranks of several nodes, and looks that must agree.
 LOOK_S, LOOKS = 5.0, 6
+# A system service's PATH lacks the programs of the EFA installer, which brings Open MPI, and CUDA:
+# https://docs.aws.amazon.com/dlami/latest/devguide/tutorial-efa-using.html
+PROGRAMS = ("opt/amazon/efa/bin", "opt/amazon/openmpi/bin", "usr/local/cuda/bin")
 # Variables beside the plan's that the training command follows.
 FOLLOWED = (
     "GPUFLEET_NODE_COUNT", "GPUFLEET_GPUS_PER_NODE", "GPUFLEET_TRAIN_DATA", "GPUFLEET_BASE_WEIGHTS", "GPUFLEET_IMAGE",
@@ -180,3 +184,57 @@ def send(pid: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def training_environment(node: SupervisedNode, rendezvous: Rendezvous | None) -> dict[str, str]:
+    """Make the whole environment of torchrun: the node's variables, defaults below them, the agent's own above them."""
+    settings, given = node.settings, node.settings.environ
+    made = {
+        # The plan's memory estimate assumes it: without it, blocks of odd sizes strand a part of the memory
+        # (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf).
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }
+    if settings.region:
+        made["AWS_DEFAULT_REGION"] = settings.region
+    if settings.bucket:
+        made["GPUFLEET_CHECKPOINT_URI"] = f"s3://{settings.bucket}/{FOLDER}"
+    if rendezvous is not None:
+        made |= _interfaces(rendezvous, given)
+    # An empty variable counts as unset, as in a shell's ${NAME:-default}.
+    made |= {name: value for name, value in given.items() if value or name not in made}
+    made |= {
+        **AWS_ENVIRONMENT,
+        "PATH": _path(settings),
+        "PYTHONPATH": python_path(given),
+        "PYTHONUNBUFFERED": "1",
+        "GPUFLEET_DRAIN_FILE": str(node.notices.path),
+        "GPUFLEET_REGION": settings.region,
+    }
+    if (user := settings.user) is not None:
+        made |= {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+    made |= node.credentials.environment()
+    if settings.gpudirect and not settings.image:  # else the image's plugin counts (__main__.py, run-python)
+        made |= efa_settings(settings.root, made)
+    return made
+
+
+def _path(settings: Settings) -> str:
+    """PATH; first is the folder of the training's Python, with ``python``, accelerate and the like."""
+    python, given = Path(settings.python), settings.environ.get("PATH", os.defpath)
+    own = [str(python.parent)] if python.is_absolute() else []
+    return ":".join([*own, given, *(str(settings.root / folder) for folder in PROGRAMS)])
+
+
+def _interfaces(rendezvous: Rendezvous, given: Mapping[str, str]) -> dict[str, str]:
+    """Keep NCCL's bootstrap and gloo off the bridges of containers, which no other node reaches."""
+    # NCCL leaves out docker and lo by itself, and hangs on a veth (https://github.com/NVIDIA/nccl/issues/913).
+    # Exclusions, as names differ: ens6, enp40s0 (https://github.com/aws/deep-learning-containers/pull/6469).
+    made = {"NCCL_SOCKET_IFNAME": "^docker,lo,veth"}
+    # Gloo takes names only, and by default the address of the host's own name, which may be docker0's:
+    # https://docs.pytorch.org/docs/stable/distributed.html#choosing-the-network-interface-to-use
+    if not given.get("GLOO_SOCKET_IFNAME"):
+        # "2: enp71s0    inet 10.0.0.9/20 ..."
+        shown = output_of(["ip", "-oneline", "-4", "address", "show", "to", f"{rendezvous.own_ip}/32"], 10.0) or ""
+        if len(words := shown.split()) > 1:
+            made["GLOO_SOCKET_IFNAME"] = words[1]
+    return made

@@ -245,7 +245,7 @@ def _command(plan: FleetPlan, options: ManifestOptions, name: str, first: str) -
 
 
 def _variables(plan: FleetPlan, options: ManifestOptions, first: str) -> dict[str, str]:
-    """Variables of the training: the plan's, and those that a node's agent adds (bootstrap/agent/environment.py)."""
+    """Variables of the training: the plan's, and those that a node's agent adds (bootstrap/agent/torchrun.py)."""
     return {
         **{key: str(value) for key, value in plan_variables(plan).items()},
         "GPUFLEET_REGION": plan.region,

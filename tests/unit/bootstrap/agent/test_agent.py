@@ -21,11 +21,11 @@ import bootstrap.agent
 from bootstrap.agent import container, credentials, torchrun
 from bootstrap.agent.credentials import TrainingCredentials
 from bootstrap.agent.efa import efa_settings
-from bootstrap.agent.environment import _path
 from bootstrap.agent.group import GroupClient, Instance
 from bootstrap.agent.node import Reports, SupervisedNode
 from bootstrap.agent.rendezvous import meet
 from bootstrap.agent.settings import Settings
+from bootstrap.agent.torchrun import _path
 from bootstrap.contract.launcher import split_command
 from bootstrap.contract.report import read_report
 from bootstrap.training.notices import Notice, NoticeFiles

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from bootstrap.agent import telemetry as telemetry_module
-from bootstrap.agent.telemetry import Telemetry
+from bootstrap.agent import node as node_module
+from bootstrap.agent.node import Telemetry
 from bootstrap.training import SpotTolerantRun, Watcher
 from bootstrap.training import progress as module
 from bootstrap.training.errors import ConfigurationError
@@ -65,14 +65,14 @@ def test_a_run_writes_what_the_publisher_reads(path: Path, tmp_path: Path) -> No
 def test_the_cloudwatch_agent_gets_the_speed_and_a_long_log_loses_its_older_part(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telemetry_module, "LOG_BYTES", 2**16)
+    monkeypatch.setattr(node_module, "LOG_BYTES", 2**16)
     log = tmp_path / "train.log"
     log.write_bytes(b"a" * 2**18 + b"the end")
     telemetry = Telemetry(path, log)
     with socket.socket(type=socket.SOCK_DGRAM) as server:
         server.bind(("127.0.0.1", 0))
         server.settimeout(10)
-        monkeypatch.setattr(telemetry_module, "STATSD", server.getsockname())
+        monkeypatch.setattr(node_module, "STATSD", server.getsockname())
         telemetry.tick()
         assert log.stat().st_blocks * 512 >= 2**18, "not before a minute is over"
         for tokens in (0, 500):
