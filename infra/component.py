@@ -58,20 +58,18 @@ class Component(pulumi.ComponentResource):
         return aws.cloudwatch.LogGroup(name, name=physical, kms_key_id=key_arn, **own)
 
     def _role(
-        self, name: str, trust: pulumi.Input[Policy], *, physical: str | None = None, description: str | None = None
-    ) -> aws.iam.Role:
-        return aws.iam.Role(
+        self, name: str, trust: pulumi.Input[Policy], policy: pulumi.Input[str], physical: str, description: str = ""
+    ) -> tuple[aws.iam.Role, aws.iam.RolePolicy]:
+        role = aws.iam.Role(
             name,
             name=physical,
-            description=description,
+            description=description or None,
             permissions_boundary=self._settings.permissions_boundary or None,
             assume_role_policy=json.dumps(trust) if isinstance(trust, dict) else pulumi.Output.json_dumps(trust),
             tags=self._tags,
             opts=self._own,
         )
-
-    def _role_policy(self, name: str, role: aws.iam.Role, policy: pulumi.Input[str]) -> aws.iam.RolePolicy:
-        return aws.iam.RolePolicy(name, role=role.name, policy=policy, opts=self._own)
+        return role, aws.iam.RolePolicy(name, role=role.name, policy=policy, opts=self._own)
 
     def _policy(self, build: Callable[..., Policy], **options: Any) -> pulumi.Output[str]:
         """The document, as JSON, that ``build`` makes of the names and of options, which may be outputs."""

@@ -63,9 +63,9 @@ class Controller(Component):
         self, places: Mapping[str, DeclaredPlace], key_arn: pulumi.Input[str], given: Mapping[str, Any]
     ) -> aws.lambda_.Function:
         names, bucket = self._names, given["bucket"]
-        role = self._role(self._name, assume_role("lambda.amazonaws.com"), physical=names.controller_role)
         policy = self._policy(controller_policy, key_arn=key_arn, shared=self._settings.shared)
-        permissions = self._role_policy(self._name, role, policy)
+        trust = assume_role("lambda.amazonaws.com")
+        role, permissions = self._role(self._name, trust, policy, names.controller_role)
         code, put = bundle.controller(), partial(self._object, bucket=bucket, key_arn=key_arn)
         # By its digest, so that changed code is a changed key, which makes Lambda take it.
         key = f"{names.bootstrap_prefix}/controller-{code.sha256}.zip"

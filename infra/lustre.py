@@ -37,7 +37,7 @@ class Lustre(Component):
             file_system_type_version="2.15",
             storage_capacity=stack.settings.plan.lustre.storage_gib,
             per_unit_storage_throughput=LUSTRE_MB_PER_S_PER_TIB,
-            subnet_ids=network.subnet_ids[0],
+            subnet_ids=network.subnets[network.own_zones[0]],
             # Ports 988 and 1018 to 1023 between servers and clients; members of the nodes' group reach each other:
             # https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
             security_group_ids=[security.node_group_id],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pulumi
@@ -41,16 +40,8 @@ def zone_slot(zone_id: str) -> int:
     return int(number) - 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Zone:
-    """An availability zone; its name ("us-east-1a") differs between accounts."""
-
-    name: str
-    id: str
-
-
-def choose_zones(settings: StackSettings, account: Mapping[str, Zone]) -> list[Zone]:
-    """Zones of the nodes' subnets: one for a gang or a reservation, else all of the plan's in the ``account``.
+def choose_zones(settings: StackSettings, account: Mapping[str, str]) -> list[str]:
+    """Zone ids of the nodes' subnets: one for a gang or a reservation, else all of the plan's in the ``account``.
 
     EFA does not cross zones: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-limits
     """
@@ -62,7 +53,7 @@ def choose_zones(settings: StackSettings, account: Mapping[str, Zone]) -> list[Z
             filters=[{"name": "instance-type", "values": [plan.instance_type]}],
         )
         wanted = tuple(sorted(offers.locations))
-    chosen = [account[zone_id] for zone_id in wanted if zone_id in account]
+    chosen = [zone_id for zone_id in wanted if zone_id in account]
     if not chosen:
         raise ConfigError(
             f"{plan.instance_type} is wanted in zones {', '.join(wanted) or '(none offers it)'}, and this account has "
@@ -71,20 +62,19 @@ def choose_zones(settings: StackSettings, account: Mapping[str, Zone]) -> list[Z
     return chosen[:1] if settings.one_zone else chosen
 
 
-def _account_zones() -> dict[str, Zone]:
+def _account_zones() -> dict[str, str]:
+    """Names ("us-east-1a") of the region's zones by id; they differ between accounts."""
     # Local and Wavelength Zones have no cluster placement groups.
     regional: Any = {"name": "opt-in-status", "values": ["opt-in-not-required"]}
     available = aws.get_availability_zones(state="available", filters=[regional])
-    return {
-        zone_id: Zone(name=name, id=zone_id) for name, zone_id in zip(available.names, available.zone_ids, strict=True)
-    }
+    return dict(zip(available.zone_ids, available.names, strict=True))
 
 
 class Network(Component):
     """VPC with private subnets and endpoints, or an existing one; and the placement groups.
 
     Attributes:
-        vpc_id, subnet_ids: place of the nodes.
+        vpc_id: of the nodes.
         endpoint_group_id, s3_prefix_list_id: None in an existing VPC.
         places: by name; ``own_zones`` are the zone ids of the plan's own.
         subnets: subnet by zone id, those of the plan's alternates too.
@@ -98,22 +88,20 @@ class Network(Component):
         self.endpoint_group_id: pulumi.Output[str] | None = None
         self.s3_prefix_list_id: pulumi.Output[str] | None = None
         self.vpc_id: pulumi.Input[str]
-        self.subnet_ids: list[pulumi.Input[str]]
         self.own_zones: list[str] = []
         self.subnets: dict[str, pulumi.Input[str]] = {}
         self._endpoint_subnets: dict[str, pulumi.Output[str]] = {}
         if settings.vpc_id:
             self.vpc_id = settings.vpc_id
-            self.subnet_ids = list(settings.subnet_ids)
             known = [aws.ec2.get_subnet(id=subnet) for subnet in settings.subnet_ids]
             self.zone_name = known[0].availability_zone
             self.own_zones = [subnet.availability_zone_id for subnet in known]
-            self.subnets = dict(zip(self.own_zones, self.subnet_ids, strict=True))
+            self.subnets = dict(zip(self.own_zones, settings.subnet_ids, strict=True))
         else:
             self._account = _account_zones()
-            zones = choose_zones(settings, self._account)
-            self.zone_name = zones[0].name
-            self._create(zones)
+            self.own_zones = choose_zones(settings, self._account)
+            self.zone_name = self._account[self.own_zones[0]]
+            self._create()
         self.places = declare_places(settings, own_zones=self.own_zones, zones=set(self.subnets))
         self.placement_groups: dict[int, aws.ec2.PlacementGroup] = {}
         for place in self.places.values():
@@ -122,9 +110,9 @@ class Network(Component):
             if settings.gang and not place.reservation_id:
                 shared = self._placement_group(place)
                 self.placement_groups |= {group.number: shared for group in place.groups}
-        self.register_outputs({"vpc_id": self.vpc_id, "subnet_ids": self.subnet_ids, "zone": self.zone_name})
+        self.register_outputs({"vpc_id": self.vpc_id, "zone": self.zone_name})
 
-    def _create(self, zones: list[Zone]) -> None:
+    def _create(self) -> None:
         settings, prefix, tags = self._settings, self._prefix, self._tags
         vpc = aws.ec2.Vpc(
             f"{prefix}-vpc",
@@ -143,28 +131,25 @@ class Network(Component):
         )
         wanted = [alternate.zone_id for alternate in alternates(settings)]
         wanted += [block.zone_id for block in settings.plan.purchase.blocks if block.zone_id]
-        others = [self._account[zone_id] for zone_id in wanted if zone_id in self._account]
-        for zone in dict.fromkeys((*zones, *others)):
-            self.subnets[zone.id] = self._subnet(zone.id, zone, _RANGES[zone_slot(zone.id)], routes)
-        self.own_zones = [zone.id for zone in zones]
-        self.subnet_ids = [self.subnets[zone_id] for zone_id in self.own_zones]
+        for zone in dict.fromkeys((*self.own_zones, *(zone for zone in wanted if zone in self._account))):
+            self.subnets[zone] = self._subnet(zone, zone, _RANGES, routes)
         if settings.nat:
-            self._nat(routes, zones[0], _NAT_RANGES[zone_slot(zones[0].id)])
+            self._nat(routes)
         # Free, and carries the checkpoints: https://docs.aws.amazon.com/vpc/latest/privatelink/gateway-endpoints.html
         s3 = s3_endpoint_policy(self._names, image_layers=bool(settings.image), internet=settings.nat)
         gateway = self._endpoint("s3", s3, vpc_endpoint_type="Gateway", route_table_ids=[routes.id])
         self.s3_prefix_list_id = gateway.prefix_list_id
-        self._interface_endpoints(zones, routes)
+        self._interface_endpoints(routes)
 
     def _subnet(
-        self, name: str, zone: Zone, addresses: ipaddress.IPv4Network, routes: aws.ec2.RouteTable
+        self, name: str, zone: str, ranges: list[ipaddress.IPv4Network], routes: aws.ec2.RouteTable
     ) -> pulumi.Output[str]:
         name = f"{self._prefix}-{name}"
         subnet = aws.ec2.Subnet(
             name,
             vpc_id=self.vpc_id,
-            availability_zone=zone.name,
-            cidr_block=str(addresses),
+            availability_zone=self._account[zone],
+            cidr_block=str(ranges[zone_slot(zone)]),
             map_public_ip_on_launch=False,
             tags=self._named(name),
             opts=pulumi.ResourceOptions(parent=self, custom_timeouts=ENDED_WITHIN),
@@ -172,7 +157,7 @@ class Network(Component):
         aws.ec2.RouteTableAssociation(name, subnet_id=subnet.id, route_table_id=routes.id, opts=self._own)
         return subnet.id
 
-    def _nat(self, private: aws.ec2.RouteTable, zone: Zone, addresses: ipaddress.IPv4Network) -> None:
+    def _nat(self, private: aws.ec2.RouteTable) -> None:
         """Declare one NAT gateway, in the fleet's first zone: a second would cost more than traffic between zones.
 
         AWS's own services stay on the endpoints, whose routes and names come first.
@@ -196,14 +181,14 @@ class Network(Component):
         gateway = aws.ec2.NatGateway(
             f"{prefix}-nat",
             allocation_id=address.id,
-            subnet_id=self._subnet("public", zone, addresses, public),
+            subnet_id=self._subnet("public", self.own_zones[0], _NAT_RANGES, public),
             tags=self._named(prefix),
             # A change of zone replaces the gateway, and two gateways cannot share the address.
             opts=self._after(out, delete_before_replace=True),
         )
         aws.ec2.Route(f"{prefix}-private", route_table_id=private.id, nat_gateway_id=gateway.id, **anywhere)
 
-    def _interface_endpoints(self, zones: list[Zone], routes: aws.ec2.RouteTable) -> None:
+    def _interface_endpoints(self, routes: aws.ec2.RouteTable) -> None:
         name = f"{self._prefix}-endpoints"
         group = aws.ec2.SecurityGroup(
             name,
@@ -227,12 +212,12 @@ class Network(Component):
                 vpc_endpoint_type="Interface",
                 private_dns_enabled=True,
                 # A second subnet would double the hourly price.
-                subnet_ids=[self._endpoint_subnet(self._endpoint_zone(service, zones), zones, routes)],
+                subnet_ids=[self._endpoint_subnet(self._endpoint_zone(service), routes)],
                 security_group_ids=[group.id],
             )
 
-    def _endpoint_zone(self, service: str, zones: list[Zone]) -> Zone:
-        """The first of the nodes' zones that has the service, else of the region's.
+    def _endpoint_zone(self, service: str) -> str:
+        """Id of the first of the nodes' zones that has the service, else of the region's.
 
         Services lack zones, and AWS refuses an endpoint there:
         https://docs.aws.amazon.com/vpc/latest/privatelink/create-interface-endpoint.html
@@ -240,22 +225,21 @@ class Network(Component):
         """
         name = self._service_name(service)
         offered = aws.ec2.get_vpc_endpoint_service(service_name=name, service_type="Interface").availability_zones
-        for zone in (*zones, *self._account.values()):
-            if zone.name in offered:
+        for zone in (*self.own_zones, *self._account):
+            if self._account[zone] in offered:
                 return zone
         raise ConfigError(
             f"no zone of {self._names.region} in this account has {name} (it is in {', '.join(offered) or 'none'}), "
             "and nodes without a way out need it: choose another region, or an existing VPC (gpufleet:vpcId)"
         )
 
-    def _endpoint_subnet(self, zone: Zone, zones: list[Zone], routes: aws.ec2.RouteTable) -> pulumi.Input[str]:
+    def _endpoint_subnet(self, zone: str, routes: aws.ec2.RouteTable) -> pulumi.Input[str]:
         """The nodes' subnet in a zone, or a small one for endpoints alone; calls of other zones cross over."""
-        if zone in zones:
-            return self.subnet_ids[zones.index(zone)]
-        if zone.id not in self._endpoint_subnets:
-            addresses = _ENDPOINT_RANGES[zone_slot(zone.id)]
-            self._endpoint_subnets[zone.id] = self._subnet(f"endpoints-{zone.id}", zone, addresses, routes)
-        return self._endpoint_subnets[zone.id]
+        if zone in self.own_zones:
+            return self.subnets[zone]
+        if zone not in self._endpoint_subnets:
+            self._endpoint_subnets[zone] = self._subnet(f"endpoints-{zone}", zone, _ENDPOINT_RANGES, routes)
+        return self._endpoint_subnets[zone]
 
     def _service_name(self, service: str) -> str:
         return f"com.amazonaws.{self._names.region}.{service}"

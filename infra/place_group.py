@@ -167,10 +167,6 @@ class PlaceGroup(Component):
             # terminate hooks, then fails:
             # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DeleteAutoScalingGroup.html
             force_delete=True,
-            enabled_metrics=[
-                aws.autoscaling.Metric.GROUP_DESIRED_CAPACITY,
-                aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES,
-            ],
             # Part of CreateAutoScalingGroup: hooks made afterwards would miss the first instances.
             initial_lifecycle_hooks=hooks,
             tags=tags,

@@ -60,25 +60,18 @@ class Security(Component):
 
     def _training_role(self, node_role: aws.iam.Role, vpc_id: pulumi.Input[str]) -> aws.iam.RolePolicy:
         """Role that the agent hands to the training in place of its own (bootstrap/agent/credentials.py)."""
-        names, settings, name = self._names, self._settings, f"{self._prefix}-training"
-        role = self._role(
-            name,
-            node_role.arn.apply(training_trust),
-            physical=names.training_role,
-            description=f"Training of gpufleet stack {names.stack}",
-        )
+        names, settings = self._names, self._settings
         policy = self._policy(
             training_policy,
             key_arn=self.key_arn,
             read_prefixes=settings.read_prefixes,
             vpc_id="" if settings.vpc_id else vpc_id,
         )
-        return self._role_policy(name, role, policy)
+        trust, description = node_role.arn.apply(training_trust), f"Training of gpufleet stack {names.stack}"
+        return self._role(f"{self._prefix}-training", trust, policy, names.training_role, description)[1]
 
     def _instance_profile(self, vpc_id: pulumi.Input[str]) -> pulumi.Output[str]:
         names, name, isolated = self._names, f"{self._prefix}-node", self._settings.isolate_training
-        description = f"Nodes of gpufleet stack {names.stack}"
-        role = self._role(name, assume_role("ec2.amazonaws.com"), physical=names.role, description=description)
         policy = self._policy(
             node_policy,
             key_arn=self.key_arn,
@@ -88,9 +81,9 @@ class Security(Component):
             own_vpc=not self._settings.vpc_id,
             training_role_arn=names.training_role_arn if isolated else "",
         )
-        granted = [self._role_policy(name, role, policy)]
-        if isolated:
-            granted.append(self._training_role(role, vpc_id))
+        trust, description = assume_role("ec2.amazonaws.com"), f"Nodes of gpufleet stack {names.stack}"
+        role, allowed = self._role(name, trust, policy, names.role, description)
+        granted = [allowed, *([self._training_role(role, vpc_id)] if isolated else [])]
         # A node fetches its bundle within seconds of its start.
         return aws.iam.InstanceProfile(name, role=role.name, tags=self._tags, opts=self._after(*granted)).arn
 
