@@ -56,16 +56,11 @@ def _measure(ranks: Ranks, budget_s: float) -> float:
     kind = narrow if on_gpu else torch.float32
     a, b = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
     out = torch.empty_like(a)
-    once_s = product_seconds(a, b, out, warm_up=2, iterations=1)[0]
-    iterations = max(3, int(budget_s / once_s))
-    times = product_seconds(a, b, out, warm_up=0, iterations=min(iterations, 2000))
+
+    def seconds(warm_up: int, iterations: int) -> list[float]:
+        return seconds_each(lambda: torch.mm(a, b, out=out), device=device, warm_up=warm_up, iterations=iterations)
+
+    times = seconds(0, min(2000, max(3, int(budget_s / seconds(2, 1)[0]))))
     # The last third, at the power limit. A CPU's rank shares its cores with others: the fastest is its own speed.
-    seconds = statistics.median(times[-max(1, len(times) // 3) :]) if on_gpu else min(times)
-    return 2 * side**3 / seconds / 1e12
-
-
-def product_seconds(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, warm_up: int, iterations: int
-) -> list[float]:
-    """Seconds of each product."""
-    return seconds_each(lambda: torch.mm(a, b, out=out), device=a.device, warm_up=warm_up, iterations=iterations)
+    typical_s = statistics.median(times[-max(1, len(times) // 3) :]) if on_gpu else min(times)
+    return 2 * side**3 / typical_s / 1e12

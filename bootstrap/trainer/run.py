@@ -52,8 +52,6 @@ class Assembled:
     model: nn.Module
     stepper: Stepper
     facts: dict[str, Any]
-    data_rank: int
-    data_size: int
 
 
 def train(config: TrainerConfig) -> None:
@@ -63,17 +61,12 @@ def train(config: TrainerConfig) -> None:
     data = open_samples(config)
     held_out = open_samples(config, "val") if config.evaluate_every else None
     init_process_group(device)
-    store = open_checkpoints(config)
+    store = open_store(os.environ.get(URI_VARIABLE) or str(Path(config.out) / "checkpoints"))
     limit = oom.MicroBatchLimit(config, store)
     run = assemble(config, device, limit.value)
     with limit.halving(run.config):
         train_assembled(run, store, data, held_out)
     dist.destroy_process_group()
-
-
-def open_checkpoints(config: TrainerConfig) -> Store:
-    """Store of the run's checkpoints."""
-    return open_store(os.environ.get(URI_VARIABLE) or str(Path(config.out) / "checkpoints"))
 
 
 def set_device(config: TrainerConfig) -> torch.device:
@@ -102,8 +95,7 @@ def init_process_group(device: torch.device) -> None:
 def assemble(config: TrainerConfig, device: torch.device, micro_batch_limit: int | None = None) -> Assembled:
     """Build model, layout, optimizer and step on this rank; collective, after ``init_process_group``."""
     mesh = build_mesh(config, world_size=dist.get_world_size(), device_type=device.type)
-    ranks, rank = data_size(mesh), data_rank(mesh)
-    config = with_batches(config, ranks, micro_batch_limit=micro_batch_limit)
+    config = with_batches(config, data_size(mesh), micro_batch_limit=micro_batch_limit)
     # Every rank calls it: local rank 0 copies, the others wait.
     weights = str(stage_weights(config.weights)) if config.weights else ""
     whole = build(config)
@@ -114,7 +106,7 @@ def assemble(config: TrainerConfig, device: torch.device, micro_batch_limit: int
     if weights:
         load_weights(model, weights)
     # Dropout differs between data ranks; tensor ranks drop the same elements of what they hold whole.
-    torch.manual_seed(config.seed + 1 + rank)
+    torch.manual_seed(config.seed + 1 + data_rank(mesh))
     return Assembled(
         config=config,
         device=device,
@@ -122,8 +114,6 @@ def assemble(config: TrainerConfig, device: torch.device, micro_batch_limit: int
         model=model,
         stepper=Stepper(config, mesh, model, device),
         facts=facts,
-        data_rank=rank,
-        data_size=ranks,
     )
 
 
@@ -193,7 +183,7 @@ def train_assembled(parts: Assembled, store: Store, data: Dataset, held_out: Dat
                 has_equal_shares = False
                 loader.close()  # has fetched ahead for the shares of before
                 run.set_shares([config.micro_batch * number for number in passes])
-                stepper.grad_accum = passes[parts.data_rank]
+                stepper.grad_accum = passes[data_rank(parts.mesh)]
             if held_out is not None and (step + 1) % config.evaluate_every == 0:
                 if (loss := _evaluate(run, parts, held_out, evaluated)) is not None:
                     report.evaluation(step + 1, loss)
@@ -232,11 +222,11 @@ def _evaluate(
 
 def _held_out_of_rank(parts: Assembled, held_out: Dataset) -> Sequence[torch.Tensor]:
     """Indices of this rank's held-out micro-batches: the same in each evaluation, as many on each rank."""
-    config = parts.config
-    each = min(config.evaluation_steps * config.global_batch, len(held_out)) // parts.data_size
+    config, ranks, rank = parts.config, data_size(parts.mesh), data_rank(parts.mesh)
+    each = min(config.evaluation_steps * config.global_batch, len(held_out)) // ranks
     if each == 0:
         raise ConfigurationError(
-            f"--train-data {config.train_data} has {len(held_out)} held-out samples for {parts.data_size} data ranks; "
+            f"--train-data {config.train_data} has {len(held_out)} held-out samples for {ranks} data ranks; "
             "give at least one a rank, or --evaluate-every 0"
         )
-    return torch.split(torch.arange(parts.data_rank * each, (parts.data_rank + 1) * each), config.micro_batch)
+    return torch.split(torch.arange(rank * each, (rank + 1) * each), config.micro_batch)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
@@ -60,17 +61,20 @@ def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any])
     tensors, aliases = _state(model, whole_tensors)
     renamings = _renamings(model)
     written = {_published_name(name, renamings): value for name, value in tensors.items() if name not in aliases}
-    files = _files(written)
-    for file, names in files.items():
+    split = split_state_dict_into_shards_factory(
+        written,
+        get_storage_size=lambda tensor: tensor.shape.numel() * tensor.dtype.itemsize,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=FILE_BYTES,
+    )
+    for file, names in split.filename_to_tensors.items():
         _write(uri, file, {name: written[name] for name in names})
-    if len(files) > 1:
+    if split.is_sharded:
         if _is_writer():
             open_store(uri).delete("model.safetensors")  # of a run with larger files; readers would prefer it
-        index = {name: file for file, names in files.items() for name in names}
-        total = sum(map(_bytes, written.values()))
-        _publish_json(uri, INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": index})
+        _publish_json(uri, INDEX_NAME, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
     _publish_json(uri, "config.json", _config(model, architecture))
-    logger.info("weights are in %s: %d tensors in %d files", uri, len(written), len(files))
+    logger.info("weights are in %s: %d tensors in %d files", uri, len(written), len(split.filename_to_tensors))
 
 
 def save_adapters(model: nn.Module, uri: str) -> None:
@@ -112,11 +116,6 @@ def _publish(uri: str, name: str, content: bytes) -> None:
 
 def _is_writer() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def _bytes(tensor: Any) -> int:
-    size: int = tensor.shape.numel() * tensor.dtype.itemsize
-    return size
 
 
 def stage_weights(uri: str) -> Path:
@@ -249,22 +248,6 @@ def _names(model: nn.Module, name: str) -> Iterator[str]:
         yield candidate
         if "LayerNorm." in candidate:
             yield candidate.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-
-
-def _files(tensors: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Tensor names of each file, in order."""
-    groups: list[list[str]] = [[]]
-    filled = 0
-    for name, tensor in tensors.items():
-        size = _bytes(tensor)
-        if groups[-1] and filled + size > FILE_BYTES:
-            groups.append([])
-            filled = 0
-        groups[-1].append(name)
-        filled += size
-    if len(groups) == 1:
-        return {"model.safetensors": groups[0]}
-    return {f"model-{number:05d}-of-{len(groups):05d}.safetensors": names for number, names in enumerate(groups, 1)}
 
 
 def _config(model: nn.Module, architecture: Mapping[str, Any]) -> dict[str, Any]:

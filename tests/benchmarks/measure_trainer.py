@@ -207,7 +207,7 @@ def batches(bench: Bench, config: TrainerConfig, rank: int, count: int) -> list[
 def assembled_step(bench: Bench, config: TrainerConfig) -> tuple[Step, trainer.Assembled]:
     """Lay the model out, and return a step over one batch."""
     built = trainer.assemble(config, bench.device)
-    data = batches(bench, built.config, built.data_rank, built.config.grad_accum)
+    data = batches(bench, built.config, trainer.data_rank(built.mesh), built.config.grad_accum)
     return lambda: built.stepper.step(data), built
 
 

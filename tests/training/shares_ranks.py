@@ -23,6 +23,7 @@ from bootstrap.trainer.config import parse_config
 from bootstrap.training import SpotTolerantRun
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.sample_order import SampleOrder
+from bootstrap.training.stores import open_store
 
 SLOW_S = 0.06
 SAMPLES, BATCH, STEPS = 100, 12, 6
@@ -70,7 +71,6 @@ def refused(shares: list[int] | None) -> str:
 
 
 def trainer(flags: list[str], checkpoints: str, slow_rank: int | None) -> None:
-    os.environ["GPUFLEET_CHECKPOINT_URI"] = checkpoints
     module: Any = loop
     whole = module.cross_entropy
 
@@ -84,7 +84,7 @@ def trainer(flags: list[str], checkpoints: str, slow_rank: int | None) -> None:
     config = parse_config(flags, {})
     parts = run.assemble(config, run.set_device(config))
     held_out = run.open_samples(config, "val") if config.evaluate_every else None
-    run.train_assembled(parts, run.open_checkpoints(config), run.open_samples(config), held_out)
+    run.train_assembled(parts, open_store(checkpoints), run.open_samples(config), held_out)
     module.cross_entropy = whole
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Collection
@@ -23,6 +22,7 @@ from bootstrap.contract.ledger import LEDGER_FILE
 from bootstrap.trainer import run as trainer
 from bootstrap.trainer.config import parse_config
 from bootstrap.training import SpotTolerantRun, stragglers
+from bootstrap.training.stores import open_store
 from tests.training.test_trainer import LLAMA
 
 # Long beside the scatter of a busy machine.
@@ -63,7 +63,6 @@ def own_loop(name: str, slowed: Collection[int], *, sharded: bool = False, input
 
 
 def train(name: str, slow_rank: int) -> None:
-    os.environ["GPUFLEET_CHECKPOINT_URI"] = name
     flags = ["--architecture", json.dumps(LLAMA), "--seq-len", "16", "--global-batch", "8", "--precision", "fp32"]
     config = parse_config([*flags, "--sharding", "zero3", "--steps", "16", "--gpus-per-node", "4", "--out", name], {})
     parts = trainer.assemble(config, trainer.set_device(config))
@@ -71,7 +70,7 @@ def train(name: str, slow_rank: int) -> None:
         for layer in parts.model.model.layers:  # type: ignore[union-attr]
             # Inside the layer: a layer's own hook would come before the one that times it.
             layer.self_attn.register_forward_pre_hook(lambda *_: time.sleep(SLOW_S))
-    trainer.train_assembled(parts, trainer.open_checkpoints(config), trainer.open_samples(config), None)
+    trainer.train_assembled(parts, open_store(name), trainer.open_samples(config), None)
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bootstrap.trainer import __main__, loop
 from bootstrap.trainer.config import parse_config
+from bootstrap.trainer.mesh import data_rank, data_size
 from bootstrap.trainer.run import assemble, open_samples, set_device
 from bootstrap.training.forms import plain_name
 from bootstrap.training.sample_order import SampleOrder
@@ -40,7 +41,7 @@ def losses(flags: list[str]) -> dict[str, list[float]]:
     order = SampleOrder(dataset_size=len(data), global_batch=config.global_batch, seed=config.seed)
 
     def batches(step: int) -> Iterator[dict[str, torch.Tensor]]:
-        indices = order.indices(step, rank=parts.data_rank, world_size=parts.data_size)
+        indices = order.indices(step, rank=data_rank(parts.mesh), world_size=data_size(parts.mesh))
         for part in torch.split(indices, config.micro_batch):
             yield data.batch(part, device, step=step)
 

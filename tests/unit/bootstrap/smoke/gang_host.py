@@ -54,8 +54,8 @@ def add_up_wrongly_and_fail() -> None:
 
 def say_products_take(seconds: float) -> None:
     """Say that each product took so long, however busy the machine."""
-    original = products.product_seconds
-    products.product_seconds = lambda *a, **k: [seconds for _ in original(*a, **k)]
+    original = products.seconds_each
+    products.seconds_each = lambda *a, **k: [seconds for _ in original(*a, **k)]
 
 
 def slow_down(links: list[set[int]]) -> None:
