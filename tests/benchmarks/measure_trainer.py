@@ -39,6 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bootstrap.trainer import parallelize
 from bootstrap.trainer import run as trainer
 from bootstrap.trainer.config import TrainerConfig, parse_config
+from bootstrap.trainer.mesh import data_rank
 
 cuda: Any = torch.cuda  # its events have no types
 Step = Callable[[], object]
@@ -207,7 +208,7 @@ def batches(bench: Bench, config: TrainerConfig, rank: int, count: int) -> list[
 def assembled_step(bench: Bench, config: TrainerConfig) -> tuple[Step, trainer.Assembled]:
     """Lay the model out, and return a step over one batch."""
     built = trainer.assemble(config, bench.device)
-    data = batches(bench, built.config, trainer.data_rank(built.mesh), built.config.grad_accum)
+    data = batches(bench, built.config, data_rank(built.mesh), built.config.grad_accum)
     return lambda: built.stepper.step(data), built
 
 

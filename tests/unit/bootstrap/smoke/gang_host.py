@@ -54,8 +54,9 @@ def add_up_wrongly_and_fail() -> None:
 
 def say_products_take(seconds: float) -> None:
     """Say that each product took so long, however busy the machine."""
-    original = products.seconds_each
-    products.seconds_each = lambda *a, **k: [seconds for _ in original(*a, **k)]
+    module: Any = products
+    original = module.seconds_each
+    module.seconds_each = lambda *a, **k: [seconds for _ in original(*a, **k)]
 
 
 def slow_down(links: list[set[int]]) -> None:
