@@ -29,9 +29,10 @@ class Stack:
     tags: dict[str, str]
 
 
-# P5 nodes took more than 15 minutes to shut down (https://github.com/aws/aws-parallelcluster/issues/6373), and the
-# provider gives up on a security group after as long. A group that is force-deleted is "pending delete" until its
-# instances are gone (https://github.com/hashicorp/terraform/issues/1105), and the provider gives up on it after 10.
+# Accelerated nodes took more than 15 minutes to shut down (trn1: https://github.com/aws/aws-parallelcluster/pull/6373;
+# c5.metal 19: https://github.com/hashicorp/packer-plugin-amazon/issues/682), and the provider gives up on a security
+# group after as long. A group that is force-deleted is "pending delete" until its instances are gone
+# (https://github.com/hashicorp/terraform/issues/1105), and the provider gives up on it after 10.
 ENDED_WITHIN = pulumi.CustomTimeouts(delete="60m")
 
 

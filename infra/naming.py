@@ -37,7 +37,7 @@ def slug(stack: str) -> str:
         ValueError: not a Pulumi stack name.
     """
     if not _STACK.fullmatch(stack):
-        raise ValueError(f"stack name {stack!r}: use 1 to 100 letters, digits, '-', '_' or '.'")
+        raise ValueError(f"stack name {stack!r}: use 1 to 100 letters, digits, '-', '_' or '.', as Pulumi does")
     clean = re.sub(r"[^a-z0-9]+", "-", stack.lower()).strip("-")
     if clean == stack and len(clean) <= _SLUG_LENGTH:
         return clean

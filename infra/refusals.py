@@ -16,7 +16,7 @@ from bootstrap.contract.trainer import data_problem
 from bootstrap.contract.words import counted
 from infra.bundle import files_of
 from infra.images import brings_torch
-from infra.naming import slug, tags
+from infra.naming import Names, slug, tags
 from infra.places import node_prices
 from infra.s3_uri import read_s3_prefix
 from infra.settings import (
@@ -26,6 +26,7 @@ from infra.settings import (
     ScalingSettings,
     StackSettings,
 )
+from infra.user_data import NodeFacts, user_data
 from infra.wheels import Wanted, wheel_names, wheels_needed
 from optimizer.contract.plan import FleetPlan, usable_hours
 
@@ -92,6 +93,11 @@ def refusals(settings: StackSettings, *, region: str) -> Iterator[str]:
         yield from _container_refusals(settings)
     yield from _configuration_refusals(settings)
     yield from _file_refusals(settings)
+    names = Names(stack=settings.stack, account_id="0" * 12, region=settings.plan.region, partition="aws")
+    try:  # now, and not once the network is paid for
+        user_data(settings, names, NodeFacts.expected(names))
+    except ValueError as error:
+        yield str(error)
     if settings.spot_policy == "adaptive":
         yield from _adaptive_refusals(settings)
     if settings.mode == "workers":
@@ -151,8 +157,6 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
     plan = settings.plan
     if settings.ami_id and settings.ami_name:
         yield "gpufleet:amiId and gpufleet:amiName are both set: keep one"
-    if not settings.train_command.isprintable():
-        yield "gpufleet:trainCommand has a line break or control character: put several steps into a script"
     words = split_command(settings.train_command)
     if words is None:
         yield "gpufleet:trainCommand has unbalanced quotes"

@@ -5,6 +5,7 @@ Every process on the node, and everyone who may describe the launch template, ca
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,22 @@ class NodeFacts:
     ami_kind: str
     group: str  # Auto Scaling groups of its place with commas, the node's own first
     lustre: str = ""
+
+    @classmethod
+    def expected(cls, names: Names) -> NodeFacts:
+        """Make facts as long as the real ones, before there is a resource."""
+        digest = "0" * 64
+        return cls(
+            bucket=names.bucket,
+            bundle_key=f"{names.bootstrap_prefix}/{digest}.tar.gz",
+            bundle_sha256=digest,
+            train_archive=f"{names.bootstrap_prefix}/train-{digest}.tar.gz",
+            key_arn=names.arn("kms", f"key/{digest[:36]}"),
+            log_group=names.log_group,
+            ami_kind="custom",
+            group=",".join(names.groups[-2:]),
+            lustre=digest,
+        )
 
 
 def environment(settings: StackSettings, names: Names, facts: NodeFacts) -> NodeEnvironment:
@@ -75,7 +92,7 @@ def environment_file(variables: Mapping[str, object]) -> str:
 
 
 def user_data(settings: StackSettings, names: Names, facts: NodeFacts) -> str:
-    """Script of a node's first boot, at most 16 KiB (else ValueError)."""
+    """Script of a node's first boot; ValueError above 16 KiB, or for a control character."""
     quote = shlex.quote
     text = f"""#!/bin/bash
 # Written by gpufleet; a change takes effect on nodes launched afterwards. Log: /var/log/cloud-init-output.log
@@ -111,6 +128,8 @@ exec /opt/gpufleet/{ENTRY_POINT}
     size = len(text.encode())
     if size > LIMIT_BYTES:
         raise ValueError(
-            f"user data is {size} bytes, the limit is {LIMIT_BYTES}: put a long gpufleet:trainCommand into a script"
+            f"user data is {size} bytes, the limit of EC2 is {LIMIT_BYTES}: gpufleet:trainCommand has "
+            f"{len(settings.command)} characters, the plan's model {len(json.dumps(settings.plan.job.architecture))}: "
+            "put a long command into a script, or leave out of config.json what does not shape the model, and plan anew"
         )
     return text

@@ -157,7 +157,7 @@ class GroupClient:
         settings, instance_id = self._settings, self.instance_id()
         if not settings.log_group or not file.exists():
             return True
-        # One event with the last lines; an event holds 256 KB.
+        # One event, which holds 1 MB: https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_PutLogEvents.html
         text = (output_of(["tail", "--lines=200", str(file)], 10.0) or "")[-200_000:]
         event = [{"timestamp": int(time.time() * 1000), "message": f"{title}\n{text}"}]
         where = ["--log-group-name", settings.log_group, "--log-stream-name", f"{stream}/{instance_id}"]

@@ -50,6 +50,7 @@ from tests.plans import SPOT_P4D, sample_plan
         ({"gpufleet:image": CONTAINER.replace("us-east-1", "eu-west-1")}, "is in eu-west-1 and the plan for us-east-1"),
         ({"gpufleet:image": CONTAINER, "gpufleet:requirements": "r.txt"}, "install the packages into the image"),
         ({"gpufleet:trainCommand": "a\nb"}, "line break"),
+        ({"gpufleet:trainCommand": "x" * 17000}, "the limit of EC2 is 16384: gpufleet:trainCommand has 17000"),
         ({"gpufleet:trainCommand": "train.py --name 'a"}, "unbalanced quotes"),
         ({"gpufleet:trainCommand": "accelerate launch train.py"}, r"accelerate has no option with \$\{MASTER_ADDR\}"),
         ({"gpufleet:data": "s3://corpus/*"}, "name an S3 prefix"),

@@ -36,7 +36,7 @@ def stack(request: pytest.FixtureRequest) -> Deployed:
 
 
 def test_destroy_waits_for_the_last_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group that is force-deleted stays "pending delete" until its instances are gone, P5's after 15 minutes."""
+    """A group that is force-deleted stays "pending delete" until its instances are gone, trn1's after 15 minutes."""
     waits: dict[str, str] = {}
     register = Recorder.RegisterResource
 

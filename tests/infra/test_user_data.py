@@ -142,7 +142,7 @@ def test_a_line_break_or_control_character_is_refused(value: str) -> None:
 
 def test_the_limit_of_ec2_is_kept() -> None:
     assert len(script().encode()) < LIMIT_BYTES / 2
-    with pytest.raises(ValueError, match="the limit is 16384"):
+    with pytest.raises(ValueError, match="the limit of EC2 is 16384"):
         script(trainCommand="x" * LIMIT_BYTES)
 
 
