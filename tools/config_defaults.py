@@ -18,6 +18,7 @@ from optimizer.workload.huggingface import CONFIG_DEFAULTS
 from tools.generated import write_or_check
 
 # Fields that say nothing of the model: outputs, labels, generation.
+KV_HEADS = "num_key_value_heads"
 _LEFT_OUT = {"use_cache", "tokenizer_class", "prefix", "finetuning_task", "default_theta", "time_step_limit"}
 
 
@@ -36,6 +37,9 @@ def class_defaults(kind: str) -> dict[str, Any]:
     aliases = {old: new if new in plain else old for old, new in cls.attribute_map.items()}
     aliases |= {new: old for old, new in cls.attribute_map.items() if new not in plain}
     nullable = [name for name, value in plain.items() if value is not None and "None" in types[name]]
+    # A null of these is one a query head, where the class says so; in others no layer can be built.
+    if KV_HEADS in nullable and getattr(cls(**{KV_HEADS: None}), KV_HEADS) is None:
+        nullable.remove(KV_HEADS)
     return {
         "fields": plain,
         "nullable": nullable,

@@ -158,6 +158,23 @@ def with_nulls(architecture: Mapping[str, Any]) -> dict[str, Any]:
     return fields | dict.fromkeys(fields.pop(NULLS, ()))
 
 
+def class_fields(architecture: Mapping[str, Any], settings: Any) -> dict[str, Any]:
+    """Copy an architecture as its class of transformers takes it: with nulls, and whole numbers as floats.
+
+    Pulumi writes 50.0 as 50 (https://github.com/pulumi/pulumi/pull/7005), which strict classes refuse.
+    """
+    parts = getattr(settings, "sub_configs", {})
+    types = {name: str(field.type) for name, field in getattr(settings, "__dataclass_fields__", {}).items()}
+    return {
+        name: class_fields(value, parts[name])
+        if name in parts and isinstance(value, dict)
+        else float(value)
+        if type(value) is int and "float" in types.get(name, "")
+        else value
+        for name, value in with_nulls(architecture).items()
+    }
+
+
 def data_problem(architecture: Mapping[str, Any] | None) -> str:
     """Reason why the trainer reads no data for a model; empty where it does."""
     kind = model_kind(architecture)

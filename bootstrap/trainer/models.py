@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bootstrap.contract.trainer import AUTO, TORCHVISION, with_nulls
+from bootstrap.contract.trainer import AUTO, TORCHVISION, class_fields
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.kernels import fuse, narrow
 from bootstrap.training.errors import ConfigurationError
@@ -34,10 +34,10 @@ def build(config: TrainerConfig) -> nn.Module:
             cnn: nn.Module = torchvision.models.get_model(config.kind, weights=None, **arguments)
         return cnn
     transformers = library("transformers")
-    fields = {name: value for name, value in with_nulls(config.architecture).items() if name != "model_type"}
     auto = getattr(transformers, AUTO[config.family])
     with _refusing(config, transformers):
-        settings = transformers.AutoConfig.for_model(config.kind, **(fields | {"use_cache": False}))
+        fields = class_fields(config.architecture, transformers.CONFIG_MAPPING[config.kind]) | {"use_cache": False}
+        settings = transformers.AutoConfig.for_model(**fields)
         heads = getattr(settings, "num_attention_heads", 1)
         if heads % (getattr(settings, "num_key_value_heads", None) or heads):  # seen in the first forward pass
             raise ValueError(f"{heads} heads do not divide over {settings.num_key_value_heads} of keys and values")

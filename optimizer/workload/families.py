@@ -149,7 +149,7 @@ def _latents(c: Config, _: Values) -> Values:
         "query_rank": "q_lora_rank", "kv_rank": "kv_lora_rank", "rope_dim": "qk_rope_head_dim",
         "nope_dim": "qk_nope_head_dim", "value_dim": "v_head_dim",
     }  # fmt: skip
-    ranks = {ours: c.whole(theirs, optional=ours == "query_rank") for ours, theirs in names.items()}
+    ranks = {ours: c.whole(theirs, least=1, optional=ours == "query_rank") for ours, theirs in names.items()}
     missing = [names[ours] for ours, value in ranks.items() if not value and ours != "query_rank"]
     if missing or any(name not in c.given for name in names.values()):
         raise InvalidInputError(
@@ -193,7 +193,7 @@ def _head_norms(c: Config, _: Values) -> Values:
 
 def _opt(c: Config, v: Values) -> Values:
     """OPT-350m has norms behind its sublayers, none at the end, and a narrow embedding."""
-    width = c.whole("word_embed_proj_dim")
+    width = c.whole("word_embed_proj_dim", least=1)
     return {
         "final_norm": c.flag("do_layer_norm_before") and not c.get("_remove_final_layer_norm"),
         "norm_weight": c.flag("layer_norm_elementwise_affine"),
@@ -266,14 +266,14 @@ def _vision_layers(c: Config) -> tuple[int, int, int, int]:
 
 def _siglip(c: Config, text_width: int) -> int:
     hidden, ffn, layers, patches = _vision_layers(c)
-    outside = 3 * c.whole("patch_size") ** 2 * hidden + hidden + patches * hidden + 2 * hidden
+    outside = c.whole("num_channels") * c.whole("patch_size") ** 2 * hidden + hidden + patches * hidden + 2 * hidden
     head = _encoder_layer(hidden, ffn) - hidden if c.flag("vision_use_head") else 0  # a probe, and one norm less
     return layers + outside + head + hidden * text_width + hidden
 
 
 def _llama4_vision(c: Config, text_width: int) -> int:
     hidden, ffn, layers, patches = _vision_layers(c)
-    outside = 3 * c.whole("patch_size") ** 2 * hidden + (patches + 2) * hidden + 4 * hidden
+    outside = c.whole("num_channels") * c.whole("patch_size") ** 2 * hidden + (patches + 2) * hidden + 4 * hidden
     adapter = ffn * c.whole("projector_input_dim") + c.whole("projector_output_dim") ** 2
     return layers + outside + adapter + c.whole("vision_output_dim") * text_width
 

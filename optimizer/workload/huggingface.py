@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bootstrap.contract.trainer import AUTO, NULLS, with_nulls
+from bootstrap.contract.trainer import AUTO, NULLS, class_fields, with_nulls
 from optimizer.contract.errors import InvalidInputError, unreadable
 from optimizer.workload.families import (
     FAMILIES,
@@ -153,7 +153,11 @@ def _read(c: Config, family: Family, required: tuple[str, ...]) -> Values:
     """Fields of ModelSpec and BiasesAndNorms."""
     names = _names(c, family)
     sizes = {ours: theirs for ours, theirs in names.items() if ours not in SWITCHES}
-    values: Values = {ours: c.whole(theirs, least=0 if ours == "dense_layers" else 1) for ours, theirs in sizes.items()}
+    # A null of key-value heads is one a query head, whatever the class's default.
+    values: Values = {
+        ours: c.whole(theirs, least=0 if ours == "dense_layers" else 1, optional=ours == "kv_heads")
+        for ours, theirs in sizes.items()
+    }
     lacking = [names[need] for need in required if need in names and c.given.get(names[need]) is None]
     if family.ffn_multiple:
         values["ffn_size"] = values.get("ffn_size") or family.ffn_multiple * values["hidden_size"]
@@ -177,6 +181,8 @@ def _read(c: Config, family: Family, required: tuple[str, ...]) -> Values:
             )
     for name in ("layer_types", "no_rope_layers") if "attention_chunk_size" in c.defaults else ("layer_types",):
         of_layers = c.get(name)
+        if name == "no_rope_layers" and not of_layers:  # Llama 4's published files have an empty list
+            continue
         if isinstance(of_layers, list) and len(of_layers) != values["layers"] and {*of_layers} != {"full_attention"}:
             raise InvalidInputError(
                 f"{c.origin}: {name} has {len(of_layers)} entries",
@@ -284,14 +290,13 @@ def _built_parameters(config: Mapping[str, Any], architecture: str, *, has_tower
     import torch
     import transformers
 
-    fields = with_nulls(config)
-    kind, release = str(fields.pop("model_type")), f"transformers {transformers.__version__}"
+    kind, release = str(config["model_type"]), f"transformers {transformers.__version__}"
     if kind not in transformers.CONFIG_MAPPING:
         return None
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     auto = "AutoModelForImageTextToText" if has_tower else AUTO[architecture]
     try:
-        settings = transformers.AutoConfig.for_model(kind, **fields)
+        settings = transformers.AutoConfig.for_model(**class_fields(config, transformers.CONFIG_MAPPING[kind]))
         with torch.device("meta"):
             module = getattr(transformers, auto).from_config(settings)
     except Exception as error:

@@ -68,11 +68,10 @@ def test_whatever_stops_a_library_from_building_is_a_fault_of_the_settings(
         build(TrainerConfig(architecture=architecture, seq_len=SEQ_LEN, global_batch=2, gpus_per_node=1))
 
 
-def test_nulls_that_a_plan_names_are_null_in_the_model() -> None:
-    nulls = ["attn_logit_softcapping", "final_logit_softcapping"]
-    architecture = SHAPE | {"model_type": "gemma2", "null_fields": nulls}
-    model: Any = build(TrainerConfig(architecture=architecture, seq_len=SEQ_LEN, global_batch=2, gpus_per_node=1))
-    assert [getattr(model.config, name) for name in nulls] == [None, None]
+def test_nulls_that_a_plan_names_and_whole_floats_as_pulumi_writes_them_are_the_models() -> None:
+    more = {"model_type": "gemma2", "null_fields": ["attn_logit_softcapping"], "final_logit_softcapping": 20}
+    model: Any = build(TrainerConfig(architecture=SHAPE | more, seq_len=SEQ_LEN, global_batch=2, gpus_per_node=1))
+    assert (model.config.attn_logit_softcapping, model.config.final_logit_softcapping) == (None, 20.0)
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "phi3"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import transformers
 
-from bootstrap.contract.trainer import AUTO, with_nulls
+from bootstrap.contract.trainer import AUTO, class_fields
 from optimizer.workload.model import ModelSpec
 
 SMALL = {
@@ -40,7 +41,9 @@ _OF_SMALL: dict[str, list[dict[str, Any]]] = {
     "mistral": [{}, {"sliding_window": None, "max_position_embeddings": 512}],
     "mixtral": [{"num_local_experts": 8}, {"num_experts": 4}],
     "phi3": [{"num_key_value_heads": 4}],
-    "qwen2": [{"use_sliding_window": True, "max_window_layers": 0, "num_key_value_heads": 8}],
+    "qwen2": [
+        {"use_sliding_window": True, "max_window_layers": 0, "num_key_value_heads": 8}, {"num_key_value_heads": None},
+    ],
     "qwen3": [{"attention_bias": True, "num_key_value_heads": 8}],
     "qwen2_moe": [EXPERTS, EXPERTS | {"num_experts": 4, "mlp_only_layers": [1], "qkv_bias": False}],
     "qwen3_moe": [
@@ -50,7 +53,10 @@ _OF_SMALL: dict[str, list[dict[str, Any]]] = {
         EXPERTS | {"num_local_experts": 4, "decoder_sparse_step": 2},
     ],
     "gemma": [{"num_key_value_heads": 1}],
-    "gemma2": [{"attention_bias": True}, {"attn_logit_softcapping": None, "final_logit_softcapping": None}],
+    "gemma2": [
+        {"attention_bias": True, "attn_logit_softcapping": 40.0},
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ],
     "gemma3_text": [{"sliding_window": 64}, {"sliding_window_pattern": 3, "final_logit_softcapping": 30.0}],
     "gpt_oss": [{"num_local_experts": 4}, {"num_local_experts": 4, "attention_bias": False}],
     "deepseek_v2": [LATENT | {"first_k_dense_replace": 1}, LATENT | {"q_lora_rank": None}],
@@ -76,6 +82,7 @@ _OF_SMALL: dict[str, list[dict[str, Any]]] = {
     "llama4_text": [
         {"intermediate_size_mlp": 320, "num_local_experts": 4, "interleave_moe_layer_step": 2, "head_dim": 16},
         {"moe_layers": [1, 4], "no_rope_layers": [1, 0, 1, 1, 0], "num_local_experts": 4},
+        {"no_rope_layers": [], "num_local_experts": 4},  # as published
     ],
     "starcoder2": [{}, {"use_bias": False, "sliding_window": 64, "num_key_value_heads": 4}],
     "phi": [{"num_key_value_heads": 4}],
@@ -106,7 +113,7 @@ _OF_SMALL: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 _OWN: dict[str, list[dict[str, Any]]] = {
     "gpt2": [GPT2, GPT2 | {"n_inner": 700}],
-    "mpt": [MPT],
+    "mpt": [MPT | {"attn_config": {"clip_qkv": 6}}],
     "distilbert": [DISTILBERT, DISTILBERT | {"tie_word_embeddings": False}],
     "t5": [
         T5 | {"num_decoder_layers": None}, T5 | {"num_decoder_layers": 1, "relative_attention_num_buckets": 5},
@@ -117,7 +124,7 @@ _OWN: dict[str, list[dict[str, Any]]] = {
     "gemma3": [
         {"text_config": TEXT, "vision_config": TOWER | {"image_size": 64, "patch_size": 16}},
         {"text_config": TEXT | {"tie_word_embeddings": False}, "vision_config": TOWER | {"vision_use_head": False}},
-        {"text_config": TEXT, "vision_config": TOWER, "tie_word_embeddings": False},
+        {"text_config": TEXT, "vision_config": TOWER | {"num_channels": 4}, "tie_word_embeddings": False},
     ],
     "llama4": [
         {
@@ -146,9 +153,14 @@ CASES = [
 
 
 def built(config: Mapping[str, Any], model: ModelSpec) -> tuple[int, Any]:
-    """Parameters and settings of the model that transformers builds."""
+    """Parameters and settings of the model that transformers builds, from a configuration as Pulumi writes it."""
     auto = "AutoModelForImageTextToText" if model.tower_parameters else AUTO[model.architecture]
-    settings = transformers.AutoConfig.for_model(**with_nulls(config))
+    plain = json.loads(
+        json.dumps(config), parse_float=lambda text: int(float(text)) if float(text) % 1 == 0 else float(text)
+    )
+    settings = transformers.AutoConfig.for_model(
+        **class_fields(plain, transformers.CONFIG_MAPPING[config["model_type"]])
+    )
     with torch.device("meta"):
         module = getattr(transformers, auto).from_config(settings)
     return sum(parameter.numel() for parameter in module.parameters()), settings

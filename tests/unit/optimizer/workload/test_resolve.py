@@ -107,6 +107,8 @@ def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path)
         (json.dumps(LLAMA | {"num_key_value_heads": 0}), "num_key_value_heads is 0"),
         (json.dumps(LLAMA | {"model_type": "qwen3", "head_dim": None}), "head_dim is None"),
         (json.dumps(LLAMA | {"model_type": "mistral", "num_key_value_heads": None}), "num_key_value_heads is None"),
+        (json.dumps(LLAMA | {"model_type": "glm", "num_key_value_heads": None}), "num_key_value_heads is None"),
+        (json.dumps(LLAMA | {"model_type": "opt", "ffn_dim": 1, "word_embed_proj_dim": 0}), "word_embed_proj_dim is 0"),
         (json.dumps(LLAMA | {"model_type": "gpt_neox", "attention_bias": None}), "attention_bias is None"),
         (json.dumps(LLAMA | {"tie_word_embeddings": None}), "tie_word_embeddings is None"),
         (json.dumps(LLAMA | {"rms_norm_eps": None}), "the class of llama takes no null there"),
