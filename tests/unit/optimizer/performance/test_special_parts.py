@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.performance.activations import activation_bytes
 from optimizer.performance.case import Case
+from optimizer.performance.memory import activation_bytes
 from optimizer.performance.operations import model_flops_per_sample
 from optimizer.performance.types import Recipe
 from optimizer.workload.model import LatentAttention, ModelSpec, build_model

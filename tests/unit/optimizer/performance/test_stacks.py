@@ -13,8 +13,8 @@ from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.models import build
 from bootstrap.trainer.run import open_samples
 from optimizer.contract.errors import InvalidInputError
-from optimizer.performance.activations import activation_bytes, logits_bytes
 from optimizer.performance.case import lengths
+from optimizer.performance.memory import activation_bytes, logits_bytes
 from optimizer.performance.operations import model_flops_per_sample
 from optimizer.performance.setups import build_recipe
 from optimizer.performance.types import Recipe
