@@ -6,23 +6,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.hardware import Gpu
 from optimizer.performance.calibration import Calibration, Coefficients
-from optimizer.performance.rows import Row, read_row, read_table
+from optimizer.performance.rows import Real, Row, read_row, read_table
 from optimizer.performance.setups import Setup
 from optimizer.performance.table import StepTable, stack, step_seconds
 from optimizer.performance.types import Floats
 
 RUNS = Path(__file__).parent / "data" / "measured_runs.csv"
 # Columns that no estimate reads.
-DESCRIPTIVE_COLUMNS = ("row_id", "suite", "model", "source", "memory_kind", "reserved_memory_gib")
-# Least measured speed and memory; 0 is no measurement.
-LEAST = 1e-9
+DESCRIPTIVE_COLUMNS = ("row_id", "suite", "source", "memory_kind", "reserved_memory_gib")
+Measurement = Annotated[Real, Field(ge=1e-9)]  # 0 is none
+
+
+class RunRow(Row):
+    """A row with its measurements."""
+
+    tokens_per_second_per_gpu: Measurement
+    peak_memory_gib: Measurement | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,25 +77,23 @@ def usable_runs(
     rows: list[MeasuredRun] = []
     refused: list[Refused] = []
     filled: dict[str, None] = {}
-    read = set(DESCRIPTIVE_COLUMNS)
     for number, cells in lines:
         try:
-            row = Row(cells)
+            row = RunRow.read(cells)
             rows.append(
                 MeasuredRun(
                     row_id=cells.get("row_id") or str(number),
                     suite=cells.get("suite") or "",
                     setup=read_row(row, gpus),
-                    tokens_per_second_per_gpu=row.number("tokens_per_second_per_gpu", least=LEAST),
-                    peak_memory_gib=row.number("peak_memory_gib", least=LEAST) if row.text("peak_memory_gib") else None,
+                    tokens_per_second_per_gpu=row.tokens_per_second_per_gpu,
+                    peak_memory_gib=row.peak_memory_gib,
                     line=number,
                 )
             )
             filled |= dict.fromkeys(name for name, cell in cells.items() if cell)
-            read |= row.read
         except GpufleetError as error:
             refused.append(Refused(line=number, row_id=cells.get("row_id") or "", reason=str(error)))
-    return rows, refused, [name for name in filled if name not in read]
+    return rows, refused, [name for name in filled if name not in (*RunRow.model_fields, *DESCRIPTIVE_COLUMNS)]
 
 
 def stack_tables(rows: Sequence[MeasuredRun]) -> StepTable:

@@ -1,4 +1,4 @@
-"""Rows of data/measured_runs.csv as set-ups and estimates: cells, models, spellings, and values of empty cells."""
+"""Rows of data/measured_runs.csv as set-ups and estimates: columns, spellings, and values of empty cells."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import io
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, METHODS, PURE, TARGETS, FineTuning
-from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
+from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
+from optimizer.contract.errors import GpufleetError, InvalidInputError, describe_wrong, unreadable
 from optimizer.contract.hardware import Gpu
 from optimizer.contract.units import GIB
 from optimizer.performance import types
 from optimizer.performance.calibration import Calibration
-from optimizer.performance.case import ELEMENT_BYTES, OPTIMIZERS
 from optimizer.performance.frameworks import MEGATRON, framework_name, frameworks
 from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
@@ -38,13 +38,84 @@ from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 from optimizer.workload.size_rule import model_of_size
 
-MOST = 1e15  # a larger number in a cell or flag is a mistake
+
+def _to_number(text: str) -> float:
+    try:
+        return float({"true": "1", "false": "0"}.get(text.lower(), text))
+    except ValueError as error:
+        raise ValueError("a number") from error
 
 
-class Row:
-    """Cells by column; empty, NaN and None mean "not given". ``read`` notes the columns asked for."""
+def _spelled(**other: str) -> BeforeValidator:
+    """Read a word in lower case, or its ``other`` spelling."""
+    return BeforeValidator(lambda text: other.get(text.lower(), text.lower()))
 
-    def __init__(self, cells: Mapping[str, Any]) -> None:
+
+Real = Annotated[float, BeforeValidator(_to_number), Field(ge=0, allow_inf_nan=False)]
+# A larger count is a mistake.
+Whole = Annotated[int, BeforeValidator(_to_number), Field(ge=0, le=10**15)]
+Count = Annotated[Whole, Field(ge=1)]
+Flag = Annotated[bool, BeforeValidator(lambda text: _to_number(text) > 0)]
+
+
+class Row(BaseModel):
+    """Columns of a row (docs/estimator.md); the value of an empty cell that follows from other cells is None."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str = ""
+    architecture: Annotated[
+        Literal["", "decoder", "llama", "encoder", "cnn", "seq2seq", "image", "speech"], _spelled(gpt="decoder")
+    ] = ""
+    layers: Count | None = None
+    hidden_size: Count | None = None
+    attention_heads: Count | None = None
+    kv_heads: Count | None = None
+    head_dim: Count | None = None
+    ffn_size: Count | None = None
+    gated_mlp: Flag | None = None
+    vocab_size: Count | None = None
+    experts: Whole = 0
+    experts_per_token: Whole | None = None
+    parameters: Real = 0.0
+    gpu: str = ""
+    gpus: Count = 1
+    gpus_per_node: Count | None = None
+    network_gbit_per_s_per_node: Annotated[Real, Field(ge=0.001)] | None = None
+    tensor_parallel: Count = 1
+    pipeline_parallel: Count = 1
+    context_parallel: Count = 1
+    expert_parallel: Count = 1
+    sequence_parallel: Flag | None = None
+    layers_per_virtual_stage: str = "interleave=1"
+    sharding: Annotated[
+        Literal["ddp", "zero1", "zero2", "zero3"] | None,
+        _spelled(zero0="ddp", fsdp="zero3", fsdp2="zero3"),
+    ] = None
+    micro_batch: Count = 1
+    grad_accum: Count | None = None
+    activation_checkpointing: Annotated[
+        Literal["none", "selective", "full"], _spelled(selective_op="selective", op="selective")
+    ] = "none"
+    seq_len: Count | None = None
+    target_len: Whole = 0
+    precision: Annotated[
+        types.RecipePrecision, _spelled(float32="fp32", float16="fp16", bfloat16="bf16", float8="fp8")
+    ] = "bf16"
+    optimizer: Annotated[types.OptimizerName | None, _spelled()] = None
+    attention: Annotated[types.Attention, _spelled(sdpa="flash", fused="flash", eager="unfused")] = "flash"
+    compiled: Flag = False
+    framework: str = ""
+    experts_implementation: Annotated[Literal["grouped", "loop"], _spelled(grouped_mm="grouped")] = "grouped"
+    method: Annotated[Literal["full", "lora", "qlora"], _spelled()] = "full"
+    lora_rank: Count = FULL_TRAINING.lora_rank
+    lora_targets: Annotated[Literal["all", "attention"], _spelled()] = "all"
+    frozen: Annotated[str, _spelled(), Field(pattern=FROZEN)] = "none"
+    uncertain: str = ""
+
+    @classmethod
+    def read(cls, cells: Mapping[str, Any]) -> Self:
+        """Read cells by column; an empty cell, nan, null and none are not given."""
         extra = cells.get("")  # a list where the row is longer than the header; trailing commas are harmless
         if isinstance(extra, list) and any(cell.strip() for cell in extra):
             raise InvalidInputError(
@@ -52,247 +123,175 @@ class Row:
                 limit="one cell a column",
                 why="a comma within a cell that is not quoted shifts the others into wrong columns",
             )
-        self._cells = cells
-        self.read: set[str] = set()
-
-    def text(self, column: str) -> str:
-        """Read the cell's text; "none" is a value of two columns, and empty in the others."""
-        self.read.add(column)
-        value = self._cells.get(column)
-        if value is None or (isinstance(value, float) and math.isnan(value)):
-            return ""
-        text = str(value).strip()
-        empty = ("nan", "null") if column in ("activation_checkpointing", "sharding") else ("nan", "null", "none")
-        return "" if text.lower() in empty else text
-
-    def number(self, column: str, *, default: float | None = None, least: float = 0) -> float:
-        """Read a finite number; true is 1 and false 0."""
-        text, limit = self.text(column), f"a number of at least {least:g}"
-        if not text:
-            if default is None:
-                raise InvalidInputError(f"{column} is empty", limit=limit, why="there is no estimate without it")
-            return default
+        texts = {
+            name: str(cell).strip() for name, cell in cells.items() if cell is not None and name in cls.model_fields
+        }
+        empty = ("", "nan", "null", "none")
+        given = {name: text for name, text in texts.items() if text.lower() not in empty}
+        if texts.get("sharding", "").lower() == "none":  # a spelling of ddp
+            given["sharding"] = "ddp"
         try:
-            value = {"true": 1.0, "false": 0.0}.get(text.lower())
-            value = float(text) if value is None else value
-        except ValueError as error:
-            raise InvalidInputError(f"{column} is {text!r}", limit=limit) from error
-        if not math.isfinite(value) or value < least:
-            raise InvalidInputError(f"{column} is {text}", limit=limit)
-        return value
-
-    def count(self, column: str, *, default: int | None = None, least: int = 1) -> int:
-        """Read a whole number from ``least`` to MOST."""
-        value = self.number(column, default=default, least=least)
-        if value != round(value) or value > MOST:
-            raise InvalidInputError(f"{column} is {value:g}", limit=f"a whole number from {least} to {MOST:g}")
-        return round(value)
-
-    def flag(self, column: str, *, default: bool = False) -> bool:
-        """Read a number and tell if it is above 0."""
-        return self.number(column, default=float(default)) > 0
-
-    def word(self, column: str, known: Sequence[str], *, default: str, other: Mapping[str, str] | None = None) -> str:
-        """Read a word of ``known``, or one that ``other`` spells otherwise."""
-        text = self.text(column).lower() or default
-        other = other or {}
-        if text not in (default, *known, *other):
-            raise InvalidInputError(f"{column} is {text!r}", limit=f"one of {', '.join((*known, *other))}")
-        return other.get(text, text)
+            return cls.model_validate(given)
+        except ValidationError as error:
+            column, limit = str(error.errors()[0]["loc"][0]), describe_wrong(error.errors()[0])
+            got = f"{column} is {given[column]!r}" if column in given else f"{column} is empty"
+            limit = limit.removeprefix("must be ").removesuffix(" is needed")
+            raise InvalidInputError(got, limit=limit) from error
 
 
 # Llama rounds 8/3 of the hidden size up to a multiple (https://github.com/meta-llama/llama, llama/model.py).
 GATED_FFN_MULTIPLE = 256
 SIZE = re.compile(r"[0-9][0-9_,.]*(e[0-9]+)?\s*[kmbgt]", re.IGNORECASE)
 
-# Architectures that the columns of a shape do not describe.
-_BY_NAME = ("cnn", "seq2seq", "image", "speech")
-
 
 def read_model(row: Row) -> ModelSpec:
     """Read the model of a row."""
-    other = {"llama": "decoder", "gpt": "decoder"}
-    architecture = row.word("architecture", ("decoder", "encoder", *_BY_NAME), default="", other=other)
-    name = row.text("model")
-    preset = presets().get(name.lower())
-    if architecture in _BY_NAME:
-        return _read_by_name(row, architecture, name.lower())
-    if not architecture and preset is not None and preset.architecture == "cnn":
+    known = presets()
+    preset = known.get(row.model.lower())
+    if row.architecture in ("cnn", "seq2seq", "image", "speech"):  # the columns of a shape do not describe these
+        return _read_by_name(row)
+    if not row.architecture and preset is not None and preset.architecture == "cnn":
         return preset
-    if row.text("layers") or row.text("hidden_size"):
-        return _read_transformer(row, architecture or "decoder", name or "unnamed")
+    if row.layers or row.hidden_size:
+        return _read_transformer(row)
     if preset is not None and preset.architecture != "cnn":
         return preset
-    if architecture != "encoder" and SIZE.fullmatch(name):
-        return resolve_model(name)
-    if architecture != "encoder" and row.text("parameters"):
-        return model_of_size(row.count("parameters"), name or "unnamed")
+    if row.architecture != "encoder" and SIZE.fullmatch(row.model):
+        return resolve_model(row.model)
+    if row.architecture != "encoder" and row.parameters:
+        return model_of_size(round(row.parameters), row.model or "unnamed")
     raise InvalidInputError(
-        f"model is {name!r}, without layers and hidden_size",
+        f"model is {row.model!r}, without layers and hidden_size",
         limit="a preset, a size such as 7B, or a shape",
         why="memory and time follow from the shape",
         next_step="gpufleet estimate --help lists the presets",
     )
 
 
-def _read_by_name(row: Row, architecture: str, name: str) -> ModelSpec:
+def _read_by_name(row: Row) -> ModelSpec:
     """Preset of a row's name, or of its model_type and parameters, as the reference trainer writes them."""
-    known = {key: value for key, value in presets().items() if value.architecture == architecture}
-    if name in known:
-        return known[name]
-    parameters = row.number("parameters", default=0.0)
-    for preset in known.values():
-        if (preset.config or {}).get("model_type") == name and preset.parameters == parameters:
+    known = {name: preset for name, preset in presets().items() if preset.architecture == row.architecture}
+    for name, preset in known.items():
+        is_like = (preset.config or {}).get("model_type") == row.model.lower() and preset.parameters == row.parameters
+        if name == row.model.lower() or is_like:
             return preset
     raise InvalidInputError(
-        f"model is {row.text('model')!r} and architecture is {architecture}",
+        f"model is {row.model!r} and architecture is {row.architecture}",
         limit=f"one of {', '.join(known)}, or their model_type with their parameters",
         why="the columns describe one stack of like layers",
         next_step="give the name of a preset",
     )
 
 
-def _read_transformer(row: Row, architecture: str, name: str) -> ModelSpec:
-    hidden = row.count("hidden_size")
-    layers = row.count("layers")
+def _read_transformer(row: Row) -> ModelSpec:
+    layers, hidden = row.layers, row.hidden_size
+    if not layers or not hidden:
+        raise InvalidInputError(f"{'hidden_size' if layers else 'layers'} is empty", why="a shape has both")
     # One head is 128 wide in most published models (64 below 1024).
-    heads = row.count("attention_heads", default=max(1, hidden // (128 if hidden >= 1024 else 64)))
-    kv_heads = row.count("kv_heads", default=heads)
-    head_dim = row.count("head_dim", default=max(1, hidden // heads))
-    gated = row.flag("gated_mlp", default=row.text("architecture").lower() == "llama")
+    heads = row.attention_heads or max(1, hidden // (128 if hidden >= 1024 else 64))
+    gated = row.architecture == "llama" if row.gated_mlp is None else row.gated_mlp
     gated_ffn = GATED_FFN_MULTIPLE * math.ceil(hidden * 8 / 3 / GATED_FFN_MULTIPLE)
-    ffn = row.count("ffn_size", default=gated_ffn if gated else 4 * hidden)
-    # GPT-2's 50257, padded as training code does.
-    vocab = row.count("vocab_size", default=32000 if gated else 50304)
-    experts = row.count("experts", default=0, least=0)
-    used = row.count("experts_per_token", default=min(2, experts), least=0)
-    parameters = row.number("parameters", default=0.0)
 
     def build(tied: bool) -> ModelSpec:
         return build_model(
-            BiasesAndNorms(norm_bias=not gated), name=name,
-            architecture="encoder" if architecture == "encoder" else "decoder", layers=layers, hidden_size=hidden,
-            ffn_size=ffn, gated_mlp=gated, attention_heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-            vocab_size=vocab, tied_embeddings=tied, experts=experts, experts_per_token=used,
+            BiasesAndNorms(norm_bias=not gated), name=row.model or "unnamed",
+            architecture="encoder" if row.architecture == "encoder" else "decoder", layers=layers,
+            hidden_size=hidden, ffn_size=row.ffn_size or (gated_ffn if gated else 4 * hidden), gated_mlp=gated,
+            attention_heads=heads, kv_heads=row.kv_heads or heads, head_dim=row.head_dim or max(1, hidden // heads),
+            # GPT-2's 50257, padded as training code does.
+            vocab_size=row.vocab_size or (32000 if gated else 50304), tied_embeddings=tied, experts=row.experts,
+            experts_per_token=min(2, row.experts) if row.experts_per_token is None else row.experts_per_token,
             source="columns of the row",
         )  # fmt: skip
 
     # GPT-2, MPT and BERT tie output projection and embedding, Llama of 4B and more does not.
-    if not parameters:
+    if not row.parameters:
         return check_shape(build(tied=not gated))
     # A given count stands: it includes biases, norms and positions.
-    nearest = min((build(True), build(False)), key=lambda model: abs(model.parameters - parameters))
-    active = nearest.active_parameters if experts else round(parameters)
-    return check_shape(replace(nearest, parameters=round(parameters), active_parameters=active))
+    nearest = min((build(True), build(False)), key=lambda model: abs(model.parameters - row.parameters))
+    active = nearest.active_parameters if row.experts else round(row.parameters)
+    return check_shape(replace(nearest, parameters=round(row.parameters), active_parameters=active))
 
 
 # Usual tokens of one optimizer step: Llama 3 began at 4M (arXiv:2407.21783, 3.4.1).
 USUAL_STEP_TOKENS = 4e6
 
-# Words of the columns, and other spellings of them.
-OTHER_SHARDINGS = {"none": "ddp", "zero0": "ddp", "fsdp": "zero3", "fsdp2": "zero3"}
-OTHER_CHECKPOINTINGS = {"selective_op": "selective", "op": "selective"}
-PRECISIONS = (*ELEMENT_BYTES, PURE)
-OTHER_PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8": "fp8"}
-OTHER_EXPERTS = {"grouped_mm": "grouped"}
-OTHER_ATTENTIONS = {"sdpa": "flash", "fused": "flash", "eager": "unfused"}
-
 
 def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     """Read one row; an error names the column, its value and the limit."""
-    model = read_model(row)
+    model, gpu = read_model(row), find_gpu(row.gpu, gpus)
     cnn = model.architecture == "cnn"
-    gpu = find_gpu(row.text("gpu"), gpus)
-    count = row.count("gpus", default=1)
-    per_node = min(row.count("gpus_per_node", default=min(USUAL_GPUS_PER_NODE, count)), count)
-    ranks = {name: row.count(f"{name}_parallel", default=1) for name in ("tensor", "pipeline", "context", "expert")}
-    tensor, pipeline, context, expert = ranks.values()
-    splits_sequence = row.flag("sequence_parallel")
-    data = data_ranks(count, tensor, pipeline, context)
-    network = row.number("network_gbit_per_s_per_node", default=0.0, least=0.001)
-    hardware = build_hardware(gpu, per_node, network)
-    tuning = _tuning(row)
-    usual = default_sharding(model, data * context, pipeline, tuning)
-    sharding = row.word("sharding", types.SHARDINGS, default=usual, other=OTHER_SHARDINGS)
-    attention = row.word("attention", ("flash", "unfused"), default="flash", other=OTHER_ATTENTIONS)
-    framework = framework_name(row.text("framework"), cnn=cnn)
+    per_node = min(row.gpus_per_node or USUAL_GPUS_PER_NODE, row.gpus)
+    tensor, pipeline, context = row.tensor_parallel, row.pipeline_parallel, row.context_parallel
+    data = data_ranks(row.gpus, tensor, pipeline, context)
+    tuning = FineTuning(method=row.method, lora_rank=row.lora_rank, lora_targets=row.lora_targets, frozen=row.frozen)
+    sharding = row.sharding or default_sharding(model, data * context, pipeline, tuning)
+    framework = framework_name(row.framework, cnn=cnn)
     if framework == "megatron" and sharding == "zero3":
         # Megatron-LM has no ZeRO-3: such runs used DeepSpeed's (arXiv:2104.04473, 5.2).
         framework = "megatron-deepspeed"
-    elif framework == "megatron" and attention == "flash":
+    elif framework == "megatron" and row.attention == "flash":
         framework = "megatron-core"
     # Tables of large Megatron Core runs say ddp and no split, and the runs used its distributed optimizer and its split
     # of the sequence (Megatron-LM README at d98e8a6). Where states of 18 bytes a parameter are small, the cells hold.
     is_small = 18 * model.parameters / (tensor * pipeline) < gpu.memory_gib * GIB / 2
-    splits: int | None = 1 if splits_sequence or (expert > 1 and tensor > 1) else None
+    splits: int | None = 1 if row.sequence_parallel or (row.expert_parallel > 1 and tensor > 1) else None
     if framework in MEGATRON[1:]:
         if is_small:
-            splits = int(splits_sequence) if row.text("sequence_parallel") else splits
+            splits = splits if row.sequence_parallel is None else int(row.sequence_parallel)
         elif sharding == "ddp":
             sharding = "zero1"
-    kinds = ("grouped", "loop") if frameworks()[framework].fused_kernels else ("grouped",)
+    loops_experts = row.experts_implementation == "loop"
+    if loops_experts and not frameworks()[framework].fused_kernels:
+        raise InvalidInputError("experts_implementation is 'loop'", limit=f"grouped with framework {framework}")
     # A source's remarks name what no column does.
-    remarks = row.text("uncertain")
+    remarks = row.uncertain
     modules, layers = re.search(r"recomputes ([\w+]+)", remarks), re.search(r"activations of (\d+) layers", remarks)
     recipe = build_recipe(
         model,
-        seq_len=None if cnn else row.count("seq_len", default=0) or None,
+        seq_len=None if cnn else row.seq_len,
         framework=framework,
         gpu=gpu,
-        precision=row.word("precision", PRECISIONS, default="bf16", other=OTHER_PRECISIONS),  # type: ignore[arg-type]
-        optimizer=row.word("optimizer", tuple(OPTIMIZERS), default="sgd" if cnn else "adamw"),
-        attention=attention,
-        compiled=row.flag("compiled"),
+        precision=row.precision,
+        optimizer=row.optimizer or ("sgd" if cnn else "adamw"),
+        attention=row.attention,
+        compiled=row.compiled,
         tuning=tuning,
-        target_len=row.count("target_len", default=0, least=0) or None,
+        target_len=row.target_len or None,
         recomputed=tuple(modules[1].split("+")) if modules else (),
         offloaded_layers=min(int(layers[1]), model.layers) if layers else 0,
         optimizer_instances=2 if "part of the data ranks" in remarks else 1,
         fused_loss="fused cross-entropy" in remarks,
-        loops_experts=row.word("experts_implementation", kinds, default="grouped", other=OTHER_EXPERTS) == "loop",
+        loops_experts=loops_experts,
     )
-    names = types.CHECKPOINTINGS
-    checkpointing = row.word("activation_checkpointing", names, default="none", other=OTHER_CHECKPOINTINGS)
-    micro_batch = row.count("micro_batch", default=1)
-    virtual_stages = _virtual_stages(row, math.ceil(model.layers / pipeline))
+    chunks = _virtual_stages(row.layers_per_virtual_stage, math.ceil(model.layers / pipeline))
     # Runs that split the model make up a usual step, and keep the bubble small.
     usual_accumulation = 1
     if tensor * pipeline > 1:
         least = 8 * pipeline if pipeline > 1 else 1
-        usual_accumulation = max(least, round(USUAL_STEP_TOKENS / (data * micro_batch * recipe.seq_len)))
-        if virtual_stages > 1:
+        usual_accumulation = max(least, round(USUAL_STEP_TOKENS / (data * row.micro_batch * recipe.seq_len)))
+        if chunks > 1:
             usual_accumulation = math.ceil(usual_accumulation / pipeline) * pipeline
     grid = Grid(
-        nodes=math.ceil(count / per_node),
+        nodes=math.ceil(row.gpus / per_node),
         data=data,
-        **ranks,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        expert=row.expert_parallel,
         sequence_parallel=splits,
-        virtual_stages=virtual_stages,
+        virtual_stages=chunks,
         sharding=types.SHARDINGS.index(sharding),
-        micro_batch=micro_batch,
-        grad_accum=row.count("grad_accum", default=usual_accumulation),
-        checkpointing=types.CHECKPOINTINGS.index(checkpointing),
+        micro_batch=row.micro_batch,
+        grad_accum=row.grad_accum or usual_accumulation,
+        checkpointing=types.CHECKPOINTINGS.index(row.activation_checkpointing),
     )
-    return Setup(model=model, recipe=recipe, hardware=hardware, grid=grid, gpus=count)
+    hardware = build_hardware(gpu, per_node, row.network_gbit_per_s_per_node)
+    return Setup(model=model, recipe=recipe, hardware=hardware, grid=grid, gpus=row.gpus)
 
 
-def _tuning(row: Row) -> FineTuning:
-    """Read the part of the model that trains; empty cells are full training."""
-    frozen = row.text("frozen").lower() or "none"
-    if not re.match(FROZEN, frozen):
-        limit = "none, embedding, or a number of first layers"
-        raise InvalidInputError(f"frozen is {frozen!r}", limit=limit)
-    return FineTuning(
-        method=row.word("method", METHODS, default="full"),
-        lora_rank=row.count("lora_rank", default=FULL_TRAINING.lora_rank),
-        lora_targets=row.word("lora_targets", TARGETS, default="all"),
-        frozen=frozen,
-    )
-
-
-def _virtual_stages(row: Row, layers_per_stage: int) -> int:
+def _virtual_stages(text: str, layers_per_stage: int) -> int:
     """Chunks a pipeline rank, from "interleave=3" or from layers a chunk."""
-    text = row.text("layers_per_virtual_stage") or "interleave=1"
     number = text.removeprefix("interleave=")
     try:
         chunks = int(number) if number != text else math.ceil(layers_per_stage / float(text))
@@ -336,7 +335,7 @@ def estimate_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu], calibration: C
     """Estimate a row: its COLUMNS; a row that cannot be estimated has only ``error``."""
     result: dict[str, Any] = dict.fromkeys(COLUMNS)
     try:
-        setup = read_row(Row(row), gpus)
+        setup = read_row(Row.read(row), gpus)
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow gives the row an error below
             estimates = estimate_case(setup.case(), setup.coefficients(calibration))
     except GpufleetError as error:

@@ -166,7 +166,7 @@ def ran_out_of_memory(
         return {}
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    setups = [read_row(Row(row), gpus) for row in rows]
+    setups = [read_row(Row.read(row), gpus) for row in rows]
     fits = np.array([estimate_case(s.case(), s.coefficients(calibration)).fits for s in setups])
     counts: dict[str, tuple[int, list[str]]] = {}
     for row, fit_ in zip(rows, fits, strict=True):

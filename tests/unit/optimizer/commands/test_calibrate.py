@@ -103,8 +103,8 @@ def test_rows_that_cannot_be_used_are_named_and_the_others_are_fitted(gpufleet: 
     assert "tokens_per_second_per_gpu is empty" in refused[5]
     assert "gpu is 'mi300x'" in refused[6]
     assert "of the L4's bf16 peak (limit: 1e-05 to 1); is it of all GPUs together?" in refused[7]
-    assert "without layers and hidden_size" in refused[9]
-    assert "peak_memory_gib is -1" in refused[10]
+    assert "tokens_per_second_per_gpu is '-3'" in refused[9]
+    assert "peak_memory_gib is '-1'" in refused[10]
     assert "is it a row of this model and GPU?" in refused[11]
     assert "\nline 6 refused: gpu is 'mi300x'\n  limit: one of v100-16gb" in err, "parts on lines of their own"
     assert len(json.loads(out)["runs"]) == 3

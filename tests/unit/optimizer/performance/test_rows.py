@@ -27,7 +27,7 @@ def estimates(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read(**changes: Any) -> Any:
-    return read_row(Row(ROW | changes), gpu_table())
+    return read_row(Row.read(ROW | changes), gpu_table())
 
 
 def test_empty_cells_mean_the_documented_defaults() -> None:
@@ -62,7 +62,7 @@ def test_virtual_stages(text: str, chunks: int) -> None:
 
 def test_a_preset_name_alone_is_enough() -> None:
     row = {"model": "llama-3.1-8b", "gpu": "h100-80gb", "gpus": 8}
-    setup = read_row(Row(row), gpu_table())
+    setup = read_row(Row.read(row), gpu_table())
     assert setup.model.parameters == 8_030_261_248
     assert setup.recipe.seq_len == 2048  # as gpufleet estimate
 
@@ -79,7 +79,7 @@ def test_a_preset_name_alone_is_enough() -> None:
 def test_a_model_by_its_name_or_size_needs_no_architecture(
     row: dict[str, Any], architecture: str, parameters: int, sharding: int
 ) -> None:
-    setup = read_row(Row(row | {"gpu": "h100-80gb", "gpus": 8}), gpu_table())
+    setup = read_row(Row.read(row | {"gpu": "h100-80gb", "gpus": 8}), gpu_table())
     assert (setup.model.architecture, setup.model.parameters) == (architecture, parameters)
     assert setup.grid.sharding == sharding
 
@@ -91,17 +91,21 @@ def test_a_gated_block_has_llamas_width() -> None:
 
 def test_experts_are_spread_and_bring_the_split_of_the_sequence_that_they_need() -> None:
     mixtral = {"model": "mixtral-8x7b", "gpu": "h100-80gb", "gpus": 64, "expert_parallel": 8, "tensor_parallel": 2}
-    setup = read_row(Row(mixtral), gpu_table())
+    setup = read_row(Row.read(mixtral), gpu_table())
     assert (setup.grid.expert, setup.grid.data, setup.grid.sequence_parallel) == (8, 32, 1)
 
 
 def test_a_pipeline_shards_the_optimizer_state_alone_by_default() -> None:
-    setup = read_row(Row({"model": "llama-2-70b", "gpu": "h100-80gb", "gpus": 64, "pipeline_parallel": 4}), gpu_table())
+    setup = read_row(
+        Row.read({"model": "llama-2-70b", "gpu": "h100-80gb", "gpus": 64, "pipeline_parallel": 4}), gpu_table()
+    )
     assert setup.grid.sharding == ZERO1
 
 
 def test_a_cnn_takes_images() -> None:
-    setup = read_row(Row({"model": "resnet50", "architecture": "cnn", "gpu": "h200", "micro_batch": 256}), gpu_table())
+    setup = read_row(
+        Row.read({"model": "resnet50", "architecture": "cnn", "gpu": "h200", "micro_batch": 256}), gpu_table()
+    )
     assert (setup.recipe.seq_len, setup.recipe.optimizer, setup.recipe.framework) == (1, "sgd", "torchvision")
     assert setup.grid.sharding == DDP
 
@@ -146,8 +150,8 @@ def test_nvidias_runs_fit_but_for_those_whose_source_leaves_memory_open() -> Non
         ({"gpu": "tpu-v5"}, "gpu is 'tpu-v5'"),
         ({"layers": ""}, "layers is empty"),
         ({"layers": "many"}, "layers is 'many'"),
-        ({"layers": -1}, "layers is -1"),
-        ({"hidden_size": "inf"}, "hidden_size is inf"),
+        ({"layers": -1}, "layers is '-1'"),
+        ({"hidden_size": "inf"}, "hidden_size is 'inf'"),
         ({"gpus": 10, "tensor_parallel": 4}, "gpus is 10"),
         ({"architecture": "rnn"}, "architecture is 'rnn'"),
         ({"architecture": "cnn", "model": "lenet"}, "resnet50"),
