@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -286,31 +285,6 @@ def test_states_of_all_ranks_sum_to_the_whole(layout: dict[str, Any], expert: in
         assert of_layers == pytest.approx(expected)
     else:
         assert of_layers >= expected
-
-
-@given(layout=layouts, model=st.sampled_from([LLAMA_8B, MIXTRAL]))
-@settings(max_examples=40, deadline=None)
-def test_parallelism_of_one_is_none(layout: dict[str, Any], model: Any) -> None:
-    recipe = Recipe(seq_len=4096, framework="megatron-core")
-    plain = of(model, recipe=recipe, nodes=4, grad_accum=8, **layout)
-    named = of(model, recipe=recipe, nodes=4, grad_accum=8, expert=1, virtual_stages=1, **layout)
-    assert plain.step_time_s == named.step_time_s
-    assert plain.peak_memory_gib == named.peak_memory_gib
-    if layout["tensor"] == 1:
-        split = of(model, recipe=recipe, nodes=4, grad_accum=8, sequence_parallel=1, **layout)
-        whole = of(model, recipe=recipe, nodes=4, grad_accum=8, sequence_parallel=0, **layout)
-        assert split.step_time_s == whole.step_time_s
-        assert split.peak_memory_gib == whole.peak_memory_gib
-
-
-@given(layout=layouts)
-@settings(max_examples=60, deadline=None)
-def test_splitting_more_never_takes_more_memory_of_states(layout: dict[str, Any]) -> None:
-    recipe = Recipe(seq_len=4096, framework="megatron-core")
-    for name, values in (("tensor", [1, 2, 4, 8]), ("pipeline", [1, 2, 4, 8]), ("expert", [1, 2, 4, 8])):
-        grid = layout | {name: np.array(values), "data": 8, "grad_accum": 8, "nodes": 8}
-        held_gib = of(MIXTRAL, recipe=recipe, **grid).memory_gib["optimizer_state"]
-        assert (np.diff(np.broadcast_to(held_gib, 4)) <= 1e-9).all()
 
 
 def test_nemo_reduces_16_bits_and_gathers_8_in_8_bit_training() -> None:

@@ -17,7 +17,7 @@ from optimizer.performance.operations import operations
 from optimizer.performance.types import DDP, ZERO1, ZERO3, Recipe
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
-from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, case_of, kept, node, row_of
+from tests.unit.optimizer.performance.fixtures import CALIBRATION, case_of, kept, node, row_of
 from tools.calibration import predict, read_runs
 
 MIXTRAL = resolve_model("mixtral-8x7b")
@@ -79,10 +79,6 @@ def product_s(x: Case) -> float:
 
 # FLOPs that a token's two experts compute in three passes.
 FLOPS = 3 * 2 * 4096 * 2 * MIXTRAL.layers * MIXTRAL.expert_matrix_parameters
-
-
-def test_a_dense_model_has_nothing_of_it() -> None:
-    assert not {"experts", "routing"} & {row.name for row in operations(case(LLAMA_8B))}
 
 
 def test_grouped_experts_under_autocast_run_in_32_bits_and_sharded_ones_do_not() -> None:
