@@ -110,8 +110,8 @@ class StackSettings(_Model):
     subnet_ids: tuple[NonEmpty, ...] = ()
     """Private subnets of vpcId. A fleet of several nodes runs in one zone and takes one subnet."""
     zone_id: str = ""
-    """Zone to run in (use1-az6); the default is the zone of the plan's spot price (which `gpufleet stack set` writes),
-    else the plan's first. Set it to the zone of an existing capacity reservation."""
+    """Zone to run in (use1-az6); the default is the zone of the plan's spot price, else the plan's first. Set it to
+    the zone of an existing capacity reservation."""
     dlami: DlamiSettings | None = None
     """Deep Learning AMI of the nodes, {id, parameter, region}: `gpufleet stack set` writes the newest release that AWS
     has for the plan's type, and keeps it until --new-image. Unset, each `pulumi up` takes the newest."""

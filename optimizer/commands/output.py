@@ -64,7 +64,7 @@ def write_truer(
         step = f"{again} reads today's spot prices"
     elif plan:
         words = ("PLAN" if plan == "-" else shlex.quote(plan)) + f" --plan {plan_number}" * (plan_number > 1)
-        step = f"gpufleet preflight {words} asks your account for today's prices, quotas and zones"
+        step = f"gpufleet preflight {words} asks your account for today's prices and quotas"
     elif measured_runs == 0:
         step = "gpufleet calibrate RUNS.csv --out FILE, then --calibration FILE: no run on this GPU was measured"
     elif catalog and (old := stale_lines(catalog)):

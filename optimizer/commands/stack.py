@@ -26,6 +26,7 @@ from optimizer.commands.stack_file import (
     ZONE_KEY,
     change_stack_file,
     check_name,
+    find_stack,
     write_stack_file,
 )
 from optimizer.commands.wheels import command as wheels
@@ -68,11 +69,10 @@ def set_plan(
 ) -> None:
     """Write PLAN into a stack's configuration, Pulumi.NAME.yaml.
 
-    PLAN is one plan or the output of recommend; - reads standard input. Only gpufleet:plan, aws:region, gpufleet:dlami
-    and, for a plan at a zone's spot price, gpufleet:zoneId change; other keys and comments stay. With AWS credentials
-    the newest Deep Learning AMI for the plan's type is written (gpufleet:dlami) and stays until --new-image. Nothing is
-    written when the plan is wrong; its numbers must agree (docs/plans.md). Exit status 4: its spot prices are older
-    than their limit. Needs no Pulumi CLI.
+    PLAN is one plan or the output of recommend; - reads standard input. Only gpufleet:plan, aws:region and
+    gpufleet:dlami change; other keys and comments stay. With AWS credentials the newest Deep Learning AMI for the
+    plan's type is written (gpufleet:dlami) and stays until --new-image. Nothing is written when the plan is wrong; its
+    numbers must agree (docs/plans.md). Exit status 4: its spot prices are older than their limit. Needs no Pulumi CLI.
     """
     check_name(stack)
     chosen = read_plan_argument(plan, plan_number)
@@ -105,26 +105,26 @@ def put_plan(
         )
     if not accept_stale_prices:
         _refuse_stale_prices(chosen)
-    path = stack_path(directory, stack)
+    path, had = stack_path(directory, stack), find_stack(stack, directory)
     before = write_stack_file(path, chosen)
     say(
         f"{path}: gpufleet:plan is {chosen.fleet} training {chosen.job.model}, expected "
         f"{chosen.hours.expected:,.1f} h and {chosen.cost_usd.expected:,.2f} USD; aws:region is {chosen.region}"
     )
     zone_id = chosen.purchase.zone_id
-    if zone_id and before.get("gpufleet:subnetIds"):
-        say(f"the spot price is of zone {zone_id}; gpufleet:subnetIds decides where the nodes go", err=True)
-    elif zone_id:
-        was = before.get(ZONE_KEY, zone_id)
-        # docs/infrastructure.md, 'Changing a running stack'
-        change = f"; was {was}: if nodes run there, gpufleet stop --stack {stack} before pulumi up"
-        say(f"gpufleet:zoneId is {zone_id}, whose spot price the plan has" + (change if was != zone_id else ""))
+    for key in ("gpufleet:subnetIds", ZONE_KEY):
+        if zone_id and before.get(key) and before[key] != zone_id:
+            say(f"the spot price is of zone {zone_id}; {key} decides where the nodes go", err=True)
     if before.get(REGION_KEY, chosen.region) != chosen.region:
         say(
             f"aws:region was {before[REGION_KEY]}: resources do not move between regions, so where this stack is "
             "deployed already, destroy it first or set this plan in another --stack",
             err=True,
         )
+    elif had and had.plan.wanted_zone_ids[:1] not in ((), chosen.wanted_zone_ids[:1]):
+        # docs/infrastructure.md, 'Changing a running stack'
+        was = had.plan.wanted_zone_ids[0]
+        say(f"the plan's zone was {was}: if nodes run there, gpufleet stop --stack {stack} before pulumi up")
     with patience("asking AWS for the newest image"):
         image, image_words = _choose_image(chosen, before, new=new_image)
     change_stack_file(path, {IMAGE_KEY: image})

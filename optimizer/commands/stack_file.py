@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,30 +117,12 @@ def follow_policy(plan: FleetPlan, config: Mapping[str, Any]) -> FleetPlan:
 
 
 def write_stack_file(path: Path, plan: FleetPlan) -> dict[str, Any]:
-    """Set plan, region and the spot price's zone; keep all else, comments too; return the old configuration.
-
-    A zone that the replaced plan brought goes with it. In an existing VPC the subnets decide on the zone.
-
-    Raises as ``change_stack_file``.
-    """
-
-    def changes(config: Mapping[str, Any]) -> dict[str, Any]:
-        was: Any = config.get(PLAN_KEY)
-        purchase = was.get("purchase") if isinstance(was, Mapping) else None
-        zone, kept = plan.purchase.zone_id, config.get(ZONE_KEY)
-        if not zone or config.get("gpufleet:subnetIds"):
-            zone = None if isinstance(purchase, Mapping) and purchase.get("zone_id") == kept else kept
-        # An absent field means the same as null, which Pulumi's configuration does not know.
-        fields = plan.model_dump(mode="json", exclude_none=True)
-        return {REGION_KEY: plan.region, ZONE_KEY: zone, PLAN_KEY: fields}
-
-    return change_stack_file(path, changes)
+    """Set plan and region; all else, and what is returned and raised, is as of ``change_stack_file``."""
+    # An absent field means the same as null, which Pulumi's configuration does not know.
+    return change_stack_file(path, {REGION_KEY: plan.region, PLAN_KEY: plan.model_dump(mode="json", exclude_none=True)})
 
 
-Change = Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]]
-
-
-def change_stack_file(path: Path, change: Change) -> dict[str, Any]:
+def change_stack_file(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Set keys, or remove those whose value is None; keep all else, comments too; return the old configuration.
 
     Raises:
@@ -163,7 +145,7 @@ def change_stack_file(path: Path, change: Change) -> dict[str, Any]:
             next_step="repair it",
         )
     before = dict(config)
-    for key, value in (change(before) if callable(change) else change).items():
+    for key, value in changes.items():
         if value is not None:
             config[key] = value
         else:

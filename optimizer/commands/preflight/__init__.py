@@ -72,7 +72,7 @@ def command(
     """Check whether this AWS account can carry out PLAN now; every failure is listed, and nothing is changed.
 
     Asks with the credentials of the environment, which need read permissions only (gpufleet stack policy preflight):
-    quotas less their use, zones, reservations and Capacity Blocks, image, network, prices.
+    quotas less their use, reservations and Capacity Blocks, an own image, network, prices.
     An unanswered check is "unknown", with the missing permission. PLAN is one plan or the output
     of recommend; - reads standard input. With --stack, its configuration in Pulumi.NAME.yaml counts.
 

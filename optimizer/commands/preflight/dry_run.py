@@ -29,10 +29,10 @@ def check_node(context: Context) -> Iterator[Finding]:
     """Ask for the plan's nodes as their launch template describes them."""
     plan, subnet_ids = context.plan, context.settings.subnet_ids
     images = []
-    with suppress(ConfigError):  # reported by the image's own check
+    with suppress(ConfigError):  # pulumi up says it
         images = describe_images(context, wanted_image(context))
     if not images:
-        yield unknown("there is no image to ask with", next_step="mend the image's error")
+        yield unknown("there is no image to ask with", next_step="pulumi up says what is wrong with it")
         return
     volume: Any = {"VolumeSize": plan.volumes.root_gib, "VolumeType": "gp3", "Encrypted": True}
     request: dict[str, Any] = {

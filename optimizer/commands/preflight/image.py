@@ -1,15 +1,12 @@
-"""Check that the machine image, and the image that the training runs in, exist and fit the node."""
+"""Check that an own machine image can boot, and that the image that the training runs in exists and fits the node."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from bootstrap.contract.ecr import read_ecr_image
-from bootstrap.contract.words import counted
 from infra.images import dlami_of
-from infra.settings import ConfigError
 from optimizer.aws.images import find_image, newest
 from optimizer.commands.preflight.model import (
     Context,
@@ -22,49 +19,28 @@ from optimizer.commands.preflight.model import (
 from optimizer.contract.plan import describe_unbootable
 from optimizer.economics.staging import IMAGE_GIB, least_pull_s
 
-_OTHER_IMAGE = (
-    "pulumi config set gpufleet:amiName NAME, an exact name of an AMI by Amazon, or gpufleet:amiId of your own"
-)
-_failure = partial(failure, next_step=_OTHER_IMAGE)
-
 
 def check_image(context: Context) -> Iterator[Finding]:
-    """Look for the exact image, deprecated ones too: a running stack must still find the image it is on."""
-    try:
-        wanted = find(lambda: wanted_image(context))
-    except ConfigError as error:
-        yield _failure(str(error), why="no node could be made")
-        return
-    if isinstance(wanted, Unknown):
-        parameter = dlami_of(context.plan).parameter
-        yield _failure(
-            f"no parameter {parameter} in {context.region}",
-            value=parameter,
-            why="AWS has no Deep Learning AMI for the plan's nodes in this region",
-        )
-        return
-    images = describe_images(context, wanted)
-    if len(images) != 1:
-        yield _failure(
-            f"{counted(len(images), 'image') if images else 'no image'} {wanted!r} in {context.region}",
-            value=len(images),
-            limit=1,
-            why="the program takes exactly one, by name or id, and never the newest",
-        )
-        return
-    (image,) = (root,) = images
-    text = f"{image['ImageId']} {image['Name']!r}"
+    """Follow an image of the user's own to the one it is made from; `pulumi up` itself judges all else of an image."""
+    source, names = context.settings.ami_id, list[str]()
     # A private source, one that is gone and one of another region are not found:
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify-source-ami-used-to-create-new-ami.html
-    while (source := root.get("SourceImageId")) and (found := describe_images(context, source)):
+    while source and (found := describe_images(context, source)):
         (root,) = found
-        text += f" of {root['Name']!r}"
+        names.append(repr(root["Name"]))
+        source = root.get("SourceImageId", "")
+    if not names:
+        return
+    text = f"{context.settings.ami_id} {' of '.join(names)}"
     if fault := describe_unbootable(root["Name"], root.get("ImageOwnerAlias") or root.get("OwnerId", "")):
-        yield _failure(f"{text} {fault}", why="every node would fail, be paid for and be replaced")
-    elif root["Name"].startswith("Deep Learning "):
-        yield passed(text, value=image["ImageId"])
+        yield failure(
+            f"{text} {fault}",
+            why="every node would fail, be paid for and be replaced",
+            next_step="pulumi config set gpufleet:amiId ID, of an image made from a Deep Learning AMI",
+        )
     else:
-        yield passed(f"{text}, an image of your own: it must come from a Deep Learning AMI", value=image["ImageId"])
+        is_known = root["Name"].startswith("Deep Learning ")
+        yield passed(text if is_known else f"{text}, an image of your own: it must come from a Deep Learning AMI")
 
 
 def wanted_image(context: Context) -> str:

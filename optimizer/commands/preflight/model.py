@@ -67,7 +67,7 @@ UNREADABLE = (*errors.AWS_ERRORS, LookupError, TypeError, ValueError, AttributeE
 
 # Calls of all checks by service. Most take no resource, and the stack's own resources may not exist yet.
 _READS = {
-    "ec2": "DescribeAvailabilityZones DescribeCapacityReservations DescribeImages DescribeInstanceTypeOfferings "
+    "ec2": "DescribeAvailabilityZones DescribeCapacityReservations DescribeImages "
     "DescribeInstanceTypes DescribeInstances DescribeRouteTables DescribeSpotPriceHistory "
     "DescribeSubnets DescribeVpcAttribute DescribeVpcEndpoints",
     "ecr": "BatchGetImage",
@@ -141,14 +141,13 @@ def find(call: Callable[[], T]) -> T | Unknown:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The input of every check; zones are ids, open to the account or of the configured subnets in their order."""
+    """The input of every check; zones are ids, of the configured subnets in their order."""
 
     settings: StackSettings
     stack: str  # empty where none was named
     account: Account | None
     ec2: EC2Client
     service_quotas: Any
-    open_zones: frozenset[str] | Unknown
     subnet_zones: tuple[str, ...] | Unknown
     now: datetime
 
@@ -169,13 +168,11 @@ class Context:
 
     @property
     def zone_ids(self) -> tuple[str, ...]:
-        """Known zone ids of the nodes, as the Pulumi program chooses: the subnets', configured or plan's open zones."""
+        """Known zone ids of the nodes, as the Pulumi program chooses: the subnets', the configured one, the plan's."""
         settings = self.settings
         if settings.subnet_ids:
             return () if isinstance(self.subnet_zones, Unknown) else self.subnet_zones
         wanted = (settings.zone_id,) if settings.zone_id else self.plan.wanted_zone_ids
-        if not isinstance(self.open_zones, Unknown):
-            wanted = tuple(zone for zone in wanted if zone in self.open_zones) or wanted
         return wanted[:1] if settings.one_zone else wanted
 
     def owns(self, resource: Mapping[str, Any]) -> bool:

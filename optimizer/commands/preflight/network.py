@@ -1,4 +1,4 @@
-"""Check that nodes in an existing VPC reach AWS."""
+"""Check that nodes in an existing VPC reach AWS, and that a file system reads a bucket of its own region."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract.words import counted
+from infra.s3_uri import read_s3_prefix
 from infra.settings import interface_endpoints
+from optimizer.aws import clients
 from optimizer.aws.paging import filters, pages
-from optimizer.commands.preflight.model import Context, Finding, failure, passed
+from optimizer.commands.preflight.model import Context, Finding, Unknown, ask, failure, passed
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -115,3 +117,25 @@ def _endpoint_services(context: Context, table_ids: set[str]) -> set[str]:
             else endpoint.get("PrivateDnsEnabled")
         )
     }
+
+
+def check_data_bucket(context: Context) -> Iterator[Finding]:
+    """Check that a bucket which a file system is linked to is in the fleet's region."""
+    plan, place = context.plan, read_s3_prefix(context.settings.data)
+    if plan.lustre is None or place is None:
+        return  # the configuration's check refuses a file system without data
+    bucket, _ = place
+    # https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
+    region = ask(lambda: clients.s3(context.region).head_bucket(Bucket=bucket)["BucketRegion"])
+    if isinstance(region, Unknown):
+        yield region.finding(about=f"region of {bucket}", why="reading across regions is billed by the GB")
+    elif region == plan.region:
+        yield passed(f"{bucket} is in {region}, as the file system that shows it", value=region)
+    else:
+        yield failure(
+            f"{bucket} is in {region}, and the file system in {plan.region}",
+            value=region,
+            limit=plan.region,
+            why="what it reads across regions is billed by the GB, which neither plan nor meter counts",
+            next_step=f"copy the data into a bucket in {plan.region}, or plan without workload.lustre_gib",
+        )

@@ -20,7 +20,6 @@ from optimizer.commands.preflight.model import (
     find,
     named,
     passed,
-    unknown,
 )
 from optimizer.contract.plan import CapacityBlock, usable_hours
 
@@ -28,30 +27,12 @@ _TIME = "%Y-%m-%d %H:%M UTC"
 
 
 def check_reservation(context: Context) -> Iterator[Finding]:
-    """Check state, type, zone, free instances and dates of the plan's reservation; say what to buy without one."""
+    """Check state, type, zone, free instances and dates of the plan's existing reservation or blocks."""
     purchase = context.plan.purchase
-    if purchase.option not in ("reserved", "capacity-block"):
-        return
-    if purchase.capacity_reservation_id:
-        later = {block.capacity_reservation_id: block for block in purchase.next_blocks}
-        for id_, block in {purchase.capacity_reservation_id: purchase.capacity_block, **later}.items():
+    owned = [(purchase.capacity_reservation_id, purchase.capacity_block)]
+    for id_, block in (*owned, *((later.capacity_reservation_id, later) for later in purchase.next_blocks)):
+        if id_:
             yield from named(f"reservation {id_}", _check_existing(context, id_, block))
-    elif purchase.option == "capacity-block":
-        yield failure(
-            "none is bought",
-            check="capacity block",
-            value=0,
-            limit=1,
-            why="a plan of option capacity-block runs in a block bought beforehand",
-            next_step="gpufleet blocks find PLAN and blocks buy, then recommend again with the block's id",
-        )
-    else:
-        yield unknown(
-            f"the stack makes one for {context.plan.node_count} x {context.plan.instance_type}; whether AWS has "
-            "them shows when it is made",
-            why="no call tells: CreateCapacityReservation has a dry run for permission only",
-            next_step="pulumi up, which fails before any node is paid",
-        )
 
 
 def _check_existing(context: Context, reservation_id: str, block: CapacityBlock | None) -> Iterator[Finding]:

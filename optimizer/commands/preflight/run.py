@@ -10,18 +10,17 @@ from functools import partial
 
 from infra.settings import StackSettings
 from optimizer.aws import clients, errors
-from optimizer.commands.preflight import capacity, image, money, network, place, reservation
+from optimizer.commands.preflight import capacity, image, money, network, reservation
 from optimizer.commands.preflight.model import LEVELS, Account, Check, Context, Finding, Unknown, ask, named, passed
 from optimizer.contract.errors import GpufleetError
 
 # In the order of printing within a level.
 CHECKS = (
-    Check("zones", place.check_zones),
     Check("instance quotas", capacity.check_instance_quotas),
     Check("reservation", reservation.check_reservation),
     Check("image", image.check_image),
     Check("container image", image.check_container_image),
-    Check("data bucket", place.check_data_bucket),
+    Check("data bucket", network.check_data_bucket),
     Check("VPC", network.check_vpc),
     Check("addresses", network.check_addresses),
     Check("way to AWS", network.check_reach),
@@ -101,7 +100,6 @@ def preflight(
         account=known_account,
         ec2=ec2,
         service_quotas=clients.service_quotas(region),
-        open_zones=ask(partial(place.open_zones, ec2)),
         subnet_zones=ask(partial(network.subnet_zones, ec2, settings.subnet_ids)),
         now=now,
     )

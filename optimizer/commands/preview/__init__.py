@@ -16,7 +16,7 @@ from optimizer.catalog import load
 from optimizer.commands.options import config_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json, write_text, write_truer
 from optimizer.commands.preview.cost import CostLine, cost_lines, totals
-from optimizer.commands.preview.tables import write_brief, write_cost, write_lines, write_tree
+from optimizer.commands.preview.tables import write_brief, write_lines, write_prices, write_tree
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import DERIVED_SPOT
@@ -78,21 +78,19 @@ def command(
         write_json({**_document(chosen, stack, resources, lines, sums), "notes": notes})
     elif output_format == "csv":
         write_csv(_rows(resources, lines), RESOURCE_COLUMNS)
-    elif show_all:
-        write_tree(resources, chosen, stack)
-        write_cost(chosen)
-        write_lines(lines, sums)
-        _write_notes(notes)
     else:
         write_brief(resources, chosen, stack, sums)
-        _write_notes(decisive)
-        write_text("--all: every resource, every price with its source, the bill by resource, and what it rests on.")
+        if show_all:
+            write_tree(resources)
+            write_prices(chosen)
+            write_lines(lines)
+        for note in notes if show_all else decisive:
+            write_text(f"- {note}", indent="  ")
+        if not show_all:
+            write_text(
+                "--all: every resource, every price with its source, the bill by resource, and what it rests on."
+            )
     write_truer(plan=plan, plan_number=plan_number)
-
-
-def _write_notes(notes: Sequence[str]) -> None:
-    for note in notes:
-        write_text(f"- {note}", indent="  ")
 
 
 def _document(

@@ -19,11 +19,6 @@ from optimizer.contract.plan import FleetPlan
 from optimizer.contract.units import HOURS_PER_MONTH, short
 
 
-def _name_parts(plan: FleetPlan) -> dict[str, float]:
-    """Name the parts of the run's dollars as docs/GLOSSARY.md does."""
-    return {name.replace("head_node", "controller"): usd for name, usd in plan.cost_usd.breakdown.model_dump().items()}
-
-
 def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums: dict[str, float]) -> None:
     """Print what decides: the stack, how many resources it has, the run's dollars, and those of an hour."""
     cost = plan.cost_usd
@@ -31,9 +26,11 @@ def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums
     parts = Counter(resource.parent for resource in resources if resource.parent)
     counts = ", ".join(f"{component.type.rpartition(':')[2]} {parts[component.name]}" for component in components)
     protected = sorted({resource.name for resource in resources if resource.protected})
-    dollars = ", ".join(f"{name} {usd:,.2f}" for name, usd in _name_parts(plan).items() if usd)
+    # docs/GLOSSARY.md names the parts.
+    usd_by_part = {name.replace("head_node", "controller"): usd for name, usd in cost.breakdown}
+    dollars = ", ".join(f"{name} {usd:,.2f}" for name, usd in usd_by_part.items() if usd)
     for line in (
-        describe_stack(plan, stack),
+        f"stack {stack}: {plan.fleet} in {plan.region} for {plan.job.model}",
         f"creates  {parts.total()} resources: {counts}; protected: {', '.join(protected) or 'none'}",
         f"run      {cost.expected:,.2f} USD expected ({dollars}), {cost.p95:,.2f} at p95; "
         f"{short(plan.hours.expected)} h expected, {short(plan.hours.p95)} at p95",
@@ -47,14 +44,10 @@ def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums
     write_places(plan)
 
 
-def describe_stack(plan: FleetPlan, stack: str) -> str:
-    """Name a stack with its fleet and its job."""
-    return f"stack {stack}: {plan.fleet} in {plan.region} for {plan.job.model}"
-
-
-def write_tree(resources: Sequence[Resource], plan: FleetPlan, stack: str) -> None:
+def write_tree(resources: Sequence[Resource]) -> None:
     """Print components and their resources, each with its details."""
-    root = Tree(f"{describe_stack(plan, stack)}, {sum(bool(resource.parent) for resource in resources)} resources")
+    click.echo("")
+    root = Tree("Resources")
     branches: dict[str, Tree] = {}
     for resource in resources:
         kind = resource.type.rpartition(":")[2]
@@ -70,32 +63,17 @@ def write_tree(resources: Sequence[Resource], plan: FleetPlan, stack: str) -> No
     Console(width=output_width(), highlight=False).print(root)
 
 
-def write_cost(plan: FleetPlan) -> None:
-    """Print the plan's dollars of the whole run, and its prices."""
-    cost = plan.cost_usd
+def write_prices(plan: FleetPlan) -> None:
+    """Print the plan's prices, each with its source."""
     click.echo("")
-    parts: list[dict[str, Any]] = [
-        {"cost of the run": name, "USD": f"{usd:,.2f}"} for name, usd in _name_parts(plan).items() if usd
-    ]
-    parts.append({"cost of the run": "expected", "USD": f"{cost.expected:,.2f}"})
-    write_table(parts)
-    if plan.staging:
-        write_text(f"{plan.staging.describe(plan.node_count)}. Bound: {plan.staging.source}.\n")
-    if plan.lustre:
-        write_text(f"{plan.lustre.describe()}.\n")
-    write_text(
-        f"Half the runs end within {plan.hours.p50:,.1f} h and {cost.p50:,.2f} USD, 95% within {plan.hours.p95:,.1f} h "
-        f"and {cost.p95:,.2f} USD. The nodes cost {plan.compute_usd_per_hour:,.2f} USD an hour while they run.\n"
-    )
     write_table(
         [price.model_dump(mode="json") for price in plan.prices],
         {"item": "price of", "usd": "USD", "per": "per", "source": "source", "as_of": "as of"},
     )
-    write_places(plan)
     click.echo("")
 
 
-def write_lines(lines: Sequence[CostLine], sums: dict[str, float]) -> None:
+def write_lines(lines: Sequence[CostLine]) -> None:
     """Print costs by resource; resources that differ in name only share a row."""
     groups: dict[tuple[Any, ...], list[CostLine]] = {}
     for line in lines:
@@ -119,8 +97,3 @@ def write_lines(lines: Sequence[CostLine], sums: dict[str, float]) -> None:
             }
         )
     write_table(rows, spare=("price from", "USD a unit", "unit", "quantity"))
-    write_text(
-        f"\nWith all nodes: {sums['usd_per_hour']:,.2f} USD an hour, {sums['usd_per_month']:,.2f} a month. "
-        f"Without nodes: {sums['without_nodes_usd_per_hour']:,.4f} an hour, "
-        f"{sums['without_nodes_usd_per_month']:,.2f} a month.\n"
-    )

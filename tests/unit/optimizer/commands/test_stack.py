@@ -234,27 +234,17 @@ def test_a_plan_at_an_old_spot_price_needs_a_refresh_or_a_flag(project: Path) ->
             assert "recommend --refresh" in str(error) and "--accept-stale-prices" in str(error)
 
 
-def test_the_zone_of_the_spot_price_is_the_stacks_until_another_plan_comes(project: Path) -> None:
-    path = project / "Pulumi.dev.yaml"
-
-    def zone_after(plan: dict[str, Any]) -> Any:
-        done = run(project, write(project, plan))
-        assert done.exit_code == 0, done.output
-        return yaml.safe_load(path.read_text())["config"].get("gpufleet:zoneId")
-
+def test_another_zone_is_said_and_the_persons_own_stays(project: Path) -> None:
     today = datetime.now(UTC).date()
-    assert zone_after(priced(today, zone_id="use1-az6")) == "use1-az6"
-    again = run(project, write(project, priced(today, zone_id="use1-az6")))
-    assert "gpufleet stop" not in again.stdout
+    for zone_id in ("use1-az6", "use1-az6"):
+        done = run(project, write(project, priced(today, zone_id=zone_id)))
+        assert done.exit_code == 0 and "gpufleet stop" not in done.output
+    path = project / "Pulumi.dev.yaml"
+    path.write_text(path.read_text().replace("config:\n", "config:\n  gpufleet:zoneId: use1-az6\n"))
     moved = run(project, write(project, priced(today, zone_id="use1-az2")))
-    assert "was use1-az6: if nodes run there, gpufleet stop --stack dev before pulumi up" in moved.stdout
-    assert zone_after(priced(today, zone_id="use1-az2")) == "use1-az2"
-    assert zone_after(priced(today)) is None
-    # A zone that a person set stays where the plan names none, and goes where it names one.
-    text = path.read_text()
-    path.write_text(text.replace("config:\n", "config:\n  gpufleet:zoneId: use1-az2\n"))
-    assert zone_after(priced(today)) == "use1-az2"
-    assert zone_after(priced(today, zone_id="use1-az6")) == "use1-az6"
+    assert "zone was use1-az6: if nodes run there, gpufleet stop --stack dev before pulumi up" in moved.stdout
+    assert "the spot price is of zone use1-az2; gpufleet:zoneId decides" in moved.output
+    assert yaml.safe_load(path.read_text())["config"]["gpufleet:zoneId"] == "use1-az6"
 
 
 def test_in_an_existing_vpc_the_subnets_choose_the_zone(project: Path) -> None:

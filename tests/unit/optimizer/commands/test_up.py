@@ -129,10 +129,10 @@ def test_a_stack_without_wheels_gets_them(
 
 
 def test_an_obstacle_in_the_account_ends_it_before_pulumi(pulumi: Pulumi, up: Up, deployed: DeployedStack) -> None:
-    """The emulated account has no image of Amazon's name, and no quotas to read."""
-    deployed.configure(amiId="ami-0123456789abcdef0")
+    """The emulated account has no quotas to read."""
+    deployed.configure(amiId="ami-0123456789abcdef0", ceilingUsd="1")
     code, out, err = up()
-    assert code == 1 and "error    image" in out and "nothing was created" in err and "gpufleet up" in err
+    assert code == 1 and "error    budget" in out and "nothing was created" in err and "gpufleet up" in err
     assert not pulumi.ran("up")
 
 

@@ -248,11 +248,6 @@ def healthy() -> dict[str, Answer]:
             "AvailabilityZones": [{"ZoneName": name, "ZoneId": zone_id} for name, zone_id in zones.items()]
         },
         "DescribeInstanceTypes": type_answer,
-        "DescribeInstanceTypeOfferings": {
-            "InstanceTypeOfferings": [
-                {"InstanceType": "p4d.24xlarge", "Location": zone} for zone in ("use1-az2", "use1-az6")
-            ]
-        },
         "DescribeInstances": {"Reservations": []},
         "DescribeCapacityReservations": {"CapacityReservations": []},
         "GetServiceQuota": quota_answer(),
@@ -305,7 +300,6 @@ def context(
     *,
     stack: str = "dev",
     account: Account | None = WHO,
-    open_zones: frozenset[str] | Unknown = frozenset({"use1-az2", "use1-az4", "use1-az6"}),
     subnet_zones: tuple[str, ...] | Unknown = (),
     **changes: Any,
 ) -> Context:
@@ -316,7 +310,6 @@ def context(
         account=account,
         ec2=clients.ec2("us-east-1"),
         service_quotas=clients.service_quotas("us-east-1"),
-        open_zones=open_zones,
         subnet_zones=subnet_zones,
         now=NOW,
     )

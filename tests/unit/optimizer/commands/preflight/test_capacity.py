@@ -237,10 +237,8 @@ def test_a_reservation_that_is_not_there(aws: FakeAws, code: str) -> None:
     assert row.level == "error" and row.value == RESERVATION
 
 
-def test_a_reservation_the_stack_makes_is_unknown(aws: FakeAws) -> None:
-    row = only(check_reservation(context(bought("reserved"))))
-    assert row.level == "unknown" and "makes one for 2 x p4d.24xlarge" in row.text
-    assert list(check_reservation(context())) == []
+def test_a_reservation_that_the_stack_makes_and_a_spot_plan_are_not_looked_at(aws: FakeAws) -> None:
+    assert not list(check_reservation(context(bought("reserved")))) and not list(check_reservation(context()))
 
 
 def block(aws: FakeAws, hours: float = 24, **changes: Any) -> list[Finding]:
@@ -280,8 +278,3 @@ def test_a_block_ends_its_instances_half_an_hour_early_and_saving_takes_nine_min
 def test_a_block_that_does_not_fit_is_an_error(aws: FakeAws, changes: dict[str, Any], says: str) -> None:
     row = only(block(aws, **changes))
     assert row.level == "error" and says in row.text
-
-
-def test_a_block_that_is_yet_to_be_bought_is_an_error(aws: FakeAws) -> None:
-    row = only(check_reservation(context(bought("capacity-block"))))
-    assert (row.check, row.level) == ("capacity block", "error") and "gpufleet blocks find PLAN" in row.next_step

@@ -1,0 +1,41 @@
+"""The account, and the zones in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from optimizer.commands.preflight.model import Account, Unknown
+from optimizer.commands.preflight.run import identify
+from optimizer.contract.errors import GpufleetError
+from tests.unit.optimizer.commands.preflight.account import (
+    ACCOUNT,
+    ARN,
+    FakeAws,
+    Refusal,
+    aws,
+    context,
+)
+
+__all__ = ["aws"]
+
+
+def test_who_asks_is_known(aws: FakeAws) -> None:
+    assert identify("us-east-1") == Account(id=ACCOUNT, arn=ARN)
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "OptInRequired", "InvalidClientTokenId", "SignatureDoesNotMatch"])
+def test_credentials_that_aws_refuses_end_it(aws: FakeAws, code: str) -> None:
+    aws.answers["GetCallerIdentity"] = Refusal(code, 403)
+    with pytest.raises(GpufleetError, match="nothing was checked in us-east-1: ") as caught:
+        identify("us-east-1")
+    assert caught.value.exit_code == 1 and "aws account enable-region --region-name us-east-1" in caught.value.next_step
+
+
+def test_the_nodes_go_to_the_zones_of_given_subnets_else_to_the_stacks_or_the_plans(aws: FakeAws) -> None:
+    own: dict[str, Any] = {"vpc_id": "vpc-1", "subnet_ids": ("subnet-1",), "zone_id": "use1-az2"}
+    assert context(**own, subnet_zones=("use1-az4",)).zone_ids == ("use1-az4",)
+    assert context(**own, subnet_zones=Unknown(reason="denied")).zone_ids == ()
+    assert context(zone_id="use1-az6").zone_ids == ("use1-az6",)
+    assert context().zone_ids == ("use1-az2",) and context(mode="workers").zone_ids == ("use1-az2", "use1-az6")
