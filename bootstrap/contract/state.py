@@ -7,7 +7,7 @@ The controller alone writes it. Money is in USD, times are UTC.
     starting      0..N   all N nodes are asked for together, and boot; given back after the gang window
     running       N      the gang is, or was, complete (incomplete_since); workers: as many as the policies want
     draining      N..0   nodes save and end, but for those beside that the gang moves to; "after" follows
-    paused        0      a person set the group's size to 0, and brings it back
+    paused        0      a person set the group's size to 0; `gpufleet resume` goes on
     stopped       0      a person asked for it; `gpufleet resume` goes on
     done          0      every node's command ended well
     failed        0      a node gave up, or no attempt brought the gang together
@@ -32,6 +32,7 @@ from bootstrap.contract.timings import SILENT
 
 FILE = "state.json"
 SCHEMA_VERSION = 3
+_NEWER = "a newer controller wrote it; `pulumi up` with that version, or the nodes end themselves in half an hour"
 
 Ended = Literal["stopped", "done", "failed", "unfit", "over-budget", "block-ended"]
 Phase = Literal["waiting", "starting", "running", "draining", "paused", Ended]
@@ -193,11 +194,11 @@ def read_state(text: str, place: str, *, lenient: bool = False) -> ControllerSta
     data = parse_json(text, place)
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise NewerStateError(f"{place} has schema_version {version}, and this version knows {SCHEMA_VERSION}")
+        raise NewerStateError(f"{place} has schema_version {version}, this version {SCHEMA_VERSION}: {_NEWER}")
     if isinstance(version, int) and version < SCHEMA_VERSION:
         # Nothing reads the further fields of an earlier version.
         data, lenient = {**data, "schema_version": SCHEMA_VERSION}, True
     try:
         return from_json(ControllerState, data, place, lenient=lenient)
     except UnknownError as error:
-        raise NewerStateError(str(error)) from error
+        raise NewerStateError(f"{error}: {_NEWER}") from error

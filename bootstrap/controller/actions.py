@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bootstrap.contract.ending import (
     TERMINATE,
@@ -21,22 +21,14 @@ from bootstrap.controller.observation import AutoScalingGroup, Tick
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SetGroup:
-    """Set the group's sizes; None leaves a value as it is."""
+class ChangeGroup:
+    """Set the group's sizes, or resume processes: suspended by Auto Scaling, and ends of nodes by anyone."""
 
-    desired: int | None = None
-    min_size: int | None = None
-    max_size: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResumeProcesses:
-    """Resume processes that Auto Scaling has suspended, and ends of nodes that a person has."""
-
-    names: tuple[str, ...]
+    operation: Literal["update_auto_scaling_group", "resume_processes"]
+    parameters: Mapping[str, Any]
 
 
-Action = SetGroup | ResumeProcesses | EndAction
+Action = ChangeGroup | EndAction
 
 
 class GroupAction(NamedTuple):
@@ -69,15 +61,16 @@ def _of_group(tick: Tick, state: ControllerState, group: AutoScalingGroup, place
     now, ended, is_wanted, actions = tick.now, tick.seen.ended, place is not None, list[Action]()
     gone = _leaving_now(tick, state, place, group) if place else []
     protected = [] if is_wanted else lift_protection(group.members)
-    is_gang = tick.settings.mode == "training"
-    sizes = _gang_sizes(tick, state, group, place, gone) if is_gang else _workers_sizes(tick, group, up=is_wanted)
+    sizes = _sizes(tick, state, group, place, gone)
     actions += [GiveBack(instance_id=key) for key in gone]
     if protected:
         # Again: the node entered service, protected, after the size was set.
-        sizes = replace(sizes, desired=0)
-    resumed = tuple(name for name in group.suspended if (name != TERMINATE) is is_wanted)
-    actions += [ResumeProcesses(names=resumed)] if resumed else []
-    actions += [*protected, *([sizes] if sizes != SetGroup() else [])]
+        sizes["DesiredCapacity"] = 0
+    if resumed := [name for name in group.suspended if (name != TERMINATE) is is_wanted]:
+        actions.append(ChangeGroup(operation="resume_processes", parameters={"ScalingProcesses": resumed}))
+    actions += protected
+    if sizes:
+        actions.append(ChangeGroup(operation="update_auto_scaling_group", parameters=sizes))
     # A hook holds an instance that has ended, too, and a launch is not looked at before it is in service:
     # https://docs.aws.amazon.com/autoscaling/ec2/userguide/lifecycle-hooks-overview.html
     actions += abandon_launches(member for member in group.members if not is_wanted or member.instance_id in ended)
@@ -108,25 +101,17 @@ def _leaving_now(tick: Tick, state: ControllerState, place: str, group: AutoScal
     return sorted(surplus | gone)
 
 
-def _workers_sizes(tick: Tick, group: AutoScalingGroup, *, up: bool) -> SetGroup:
-    # Workers start and stop by the bounds of the size, which the Pulumi program does not set back.
-    smallest, largest = tick.settings.min_nodes, tick.settings.node_count
-    min_size, max_size = (smallest, largest) if up else (0, 0)
-    if (group.min_size, group.max_size) == (min_size, max_size) and (up or group.desired == 0):
-        return SetGroup()
-    desired = max(smallest, min(group.desired, largest)) if up else 0
-    return SetGroup(desired=desired, min_size=min_size, max_size=max_size)
-
-
-def _gang_sizes(
+def _sizes(
     tick: Tick, state: ControllerState, group: AutoScalingGroup, place: str | None, gone: list[str]
-) -> SetGroup:
-    """Keep the size at the nodes that live, so that Auto Scaling launches none by itself."""
-    desired = len(group.staying(tick.seen.ended.union(gone))) if place else 0
-    # `pulumi up` leaves the bounds of workers before.
-    is_stale = group.min_size > 0 or group.max_size == 0
-    min_size, max_size = (0, tick.settings.node_count) if is_stale else (None, None)
+) -> dict[str, int]:
+    """Keep a gang's size at its living nodes, so that Auto Scaling launches none by itself; workers move by bounds."""
+    settings, is_gang = tick.settings, tick.settings.mode == "training"
+    smallest = settings.min_nodes if place else 0
+    largest = settings.node_count if place or is_gang else 0
+    sizes = {} if (group.min_size, group.max_size) == (smallest, largest) else {"MinSize": smallest, "MaxSize": largest}
+    size, desired = group.desired, max(smallest, min(group.desired, largest))
+    if is_gang:
+        size, desired = size - len(gone), len(group.staying(tick.seen.ended.union(gone))) if place else 0
     # A launch that has no answer yet may have raised the size before its nodes are listed.
     is_open = state.launch is not None and state.launch.place == place
-    changes = desired != group.desired - len(gone) and not is_open
-    return SetGroup(desired=desired if changes else None, min_size=min_size, max_size=max_size)
+    return sizes if desired == size or is_open else {**sizes, "DesiredCapacity": desired}

@@ -42,21 +42,16 @@ def load_state(clients: Clients, settings: ControllerSettings) -> tuple[Controll
     """Read the state and its ETag, both None before the first tick, or raise NewerStateError or StateError."""
     key = _key(settings, state.FILE)
     place = f"s3://{settings.bucket}/{key}"
-    help_ = (
-        f"bring an earlier version back (aws s3api list-object-versions --bucket {settings.bucket} --prefix {key}); "
-        "until then no node is started, and running ones are ended"
-    )
+    help_ = "bring an earlier version back; until then no node is started, and running ones are ended"
     deleted = StateError(f"{place} was deleted, and with it what was spent: {help_}")
     text, etag = _get(clients, settings.bucket, key, deleted)
     if text is None:
         return None, None
     try:
         return state.read_state(text, place), etag
-    except NewerStateError as error:
-        raise NewerStateError(
-            f"{error}: a newer controller wrote it; `pulumi up` with that version of gpufleet goes on. Until then "
-            "nothing is started, metered or ended; the nodes save and end themselves half an hour after its last word"
-        ) from error
+    except NewerStateError:
+        # The object ages, and the nodes' lease bounds the cost.
+        raise
     except FormatError as error:
         raise StateError(f"{error}: {help_}") from error
 

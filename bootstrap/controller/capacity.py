@@ -44,7 +44,11 @@ def count_events(tick: Tick, before: ControllerState | None, after: ControllerSt
                 node_hours=events.node_hours + sum(lived),
                 hours=events.hours + max(lived),
             )
-            found[pool] = _reclaim(events, taken, tick.now) if taken else events
+            if taken:
+                apart = events.reclaimed_at is None or tick.now - events.reclaimed_at > TOGETHER
+                taken, reclaims = events.reclaimed + taken, events.reclaims + apart
+                events = replace(_empty(events, tick.now), reclaimed=taken, reclaims=reclaims, reclaimed_at=tick.now)
+            found[pool] = events
     return found
 
 
@@ -52,16 +56,14 @@ def count_refusal(
     tick: Tick, found: Mapping[str, PoolEvents], place: Place, answer: LaunchAnswer
 ) -> dict[str, PoolEvents]:
     """Return the events with a place's refusal."""
-    pools = dict(found)
+    is_empty = answer.code in POOL_EMPTY
     pool = _pool(tick, tick.settings.zones.get(answer.subnet, ""), place.instance_type, place.purchase)
-    if pool and answer.code in POOL_EMPTY:
-        events = _events(tick, pools, pool)
-        pools[pool] = replace(_empty(events, tick.now), refused=events.refused + 1)
-    if pool and answer.ids:
-        # A part of the gang came, and is given back.
-        events = _events(tick, pools, pool)
-        pools[pool] = replace(events, launched=events.launched + len(answer.ids))
-    return pools
+    if not pool or not (is_empty or answer.ids):
+        return dict(found)
+    events = _events(tick, found, pool)
+    events = replace(_empty(events, tick.now), refused=events.refused + 1) if is_empty else events
+    # A part of the gang may have come, and is given back.
+    return {**found, pool: replace(events, launched=events.launched + len(answer.ids))}
 
 
 def _pool(tick: Tick, zone_id: str, instance_type: str, purchase: str) -> str:
@@ -75,13 +77,6 @@ def _events(tick: Tick, found: Mapping[str, PoolEvents], pool: str) -> PoolEvent
     return replace(known, last_at=tick.now, asked=asked)
 
 
-def _reclaim(events: PoolEvents, nodes: int, now: datetime) -> PoolEvents:
-    apart = events.reclaimed_at is None or now - events.reclaimed_at > TOGETHER
-    return replace(
-        _empty(events, now), reclaimed=events.reclaimed + nodes, reclaims=events.reclaims + apart, reclaimed_at=now
-    )
-
-
 def _empty(events: PoolEvents, now: datetime) -> PoolEvents:
     if events.empty_at is not None and now - events.empty_at > UNWATCHED:
         events = _end_drought(events, now - events.empty_at)
@@ -90,8 +85,7 @@ def _empty(events: PoolEvents, now: datetime) -> PoolEvents:
 
 def _end_drought(events: PoolEvents, unseen: timedelta) -> PoolEvents:
     """End the drought halfway in the time since it was last seen; after a long time its end does not count."""
-    assert events.empty_since
-    assert events.empty_at
+    assert events.empty_since and events.empty_at
     is_watched = unseen <= UNWATCHED
     lasted = events.empty_at - events.empty_since + (unseen / 2 if is_watched else timedelta(0))
     return replace(

@@ -6,12 +6,13 @@ Actions are computed anew every time, so the next tick repairs one that died hal
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from bootstrap.contract.codec import time_text
 from bootstrap.contract.ending import GiveBack
 from bootstrap.contract.request import merge_spends
-from bootstrap.contract.state import ENDED, UP, ControllerState, Phase
+from bootstrap.contract.state import ENDED, UP, ControllerState
 from bootstrap.controller.actions import GroupAction, choose_actions
 from bootstrap.controller.capacity import count_events
 from bootstrap.controller.meter import count_nodes, update_instances
@@ -20,29 +21,24 @@ from bootstrap.controller.phases import next_phase, plan_launch, take_in
 from bootstrap.controller.places import count_progress
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Result of one tick."""
 
     state: ControllerState  # written before any action
     actions: tuple[GroupAction, ...]  # safe to repeat
-    changes: tuple[tuple[Phase, str], ...]  # with reasons, for the log
 
 
 def decide(tick: Tick, before: ControllerState | None) -> Decision:
     """Apply all rules; ``before`` is None on the first tick."""
     settings, seen, now = tick.settings, tick.seen, tick.now
     state = _change_run(tick, count_progress(tick, before or first_state(tick)))
-    since = time_text(seen.created_at or now)
     state = replace(
         state,
-        meter=state.meter or f"{settings.region}/{settings.stack} since {since}",
+        meter=state.meter or f"{settings.region}/{settings.stack} since {time_text(seen.created_at or now)}",
         elsewhere=merge_spends(state.elsewhere, seen.request.elsewhere if seen.request else {}),
     )
     counted = update_instances(tick, state)
-    state, changes = _settle(tick, _obey(tick, replace(counted, capacity=count_events(tick, before, counted))))
-    place = tick.place_name(state)
-    desired = sum(group.desired for group in tick.groups(place))
+    state = _settle(tick, _obey(tick, replace(counted, capacity=count_events(tick, before, counted))))
     state = replace(
         state,
         updated_at=now,
@@ -50,30 +46,25 @@ def decide(tick: Tick, before: ControllerState | None) -> Decision:
         shared_usd=settings.shared.usd if settings.shared else None,
         others_usd=tick.others_usd(state),
         # The size that the tick's actions leave.
-        desired_seen=min(desired, tick.staying(place)) if state.phase in UP else 0,
+        desired_seen=min(_desired(tick, state), tick.staying(tick.place_name(state))) if state.phase in UP else 0,
         nodes=count_nodes(tick, state),
     )
-    return Decision(state=state, actions=tuple(choose_actions(tick, state)), changes=changes)
+    return Decision(state=state, actions=tuple(choose_actions(tick, state)))
 
 
 def take_answer(tick: Tick, state: ControllerState, answer: LaunchAnswer) -> Decision:
     """Take in AWS's answer to the launch of ``state``; a part of a gang is given back by the actions."""
     assert state.launch
-    place = state.launch.place
-    state, changes = _settle(tick, take_in(tick, state, answer))
     given_back = answer.ids if answer.message else ()
-    actions = tuple(GroupAction(place, GiveBack(instance_id=key)) for key in given_back)
-    return Decision(state=state, actions=actions, changes=changes)
+    actions = tuple(GroupAction(state.launch.place, GiveBack(instance_id=key)) for key in given_back)
+    return Decision(state=_settle(tick, take_in(tick, state, answer)), actions=actions)
 
 
-def _settle(tick: Tick, state: ControllerState) -> tuple[ControllerState, tuple[tuple[Phase, str], ...]]:
+def _settle(tick: Tick, state: ControllerState) -> ControllerState:
     """Move the run on as far as it goes."""
-    changes: list[tuple[Phase, str]] = []
     while (following := next_phase(tick, state)) != state:
-        if (following.phase, following.reason) != (state.phase, state.reason):
-            changes.append((following.phase, following.reason))
         state = following
-    return plan_launch(tick, state), tuple(changes)
+    return plan_launch(tick, state)
 
 
 def first_state(tick: Tick) -> ControllerState:
@@ -103,10 +94,8 @@ def _change_run(tick: Tick, state: ControllerState) -> ControllerState:
     if settings.mode == "workers" and state.phase not in ENDED:
         # The group replaces workers one after another.
         return state
-    if tick.seen.members:
-        # Nodes of two versions never train together.
-        return state.with_phase("draining", reason, tick.now, after="waiting")
-    return state.with_phase("waiting", reason, tick.now)
+    # Nodes of two versions never train together.
+    return state.with_phase("draining", reason, tick.now, after="waiting")
 
 
 def _obey(tick: Tick, state: ControllerState) -> ControllerState:
@@ -123,9 +112,12 @@ def _obey(tick: Tick, state: ControllerState) -> ControllerState:
     return replace(state, run_started_at=request.begun_at, progress=request.progress)
 
 
+def _desired(tick: Tick, state: ControllerState) -> int:
+    return sum(group.desired for group in tick.groups(tick.place_name(state)))
+
+
 def _run(tick: Tick, state: ControllerState, reason: str) -> ControllerState:
-    desired = sum(group.desired for group in tick.groups(tick.place_name(state)))
-    if state.phase in UP and tick.seen.groups and desired == 0 < state.desired_seen:
+    if state.phase in UP and tick.seen.groups and _desired(tick, state) == 0 < state.desired_seen:
         # Asked during an outage, after the nodes had ended themselves.
         return replace(state, desired_seen=0).with_phase("waiting", reason, tick.now)
     paused = state.after if state.phase == "draining" else state.phase
@@ -133,9 +125,7 @@ def _run(tick: Tick, state: ControllerState, reason: str) -> ControllerState:
         state = _begin(tick, state)
     elif paused != "paused":
         return state
-    if state.phase == "draining":
-        return replace(state, after="waiting", reason=reason)
-    return state.with_phase("waiting", reason, tick.now)
+    return state.with_phase("draining", reason, tick.now, after="waiting")
 
 
 def _begin(tick: Tick, state: ControllerState) -> ControllerState:

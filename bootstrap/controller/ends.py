@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from datetime import timedelta
 
 from bootstrap.contract.report import EXIT_AT_FAULT
@@ -14,34 +13,28 @@ from bootstrap.contract.timings import BOOT
 from bootstrap.contract.words import counted
 from bootstrap.controller.actions import wanted_places
 from bootstrap.controller.meter import hours, stack_usd_per_hour
-from bootstrap.controller.observation import AutoScalingGroup, Tick
+from bootstrap.controller.observation import Tick
 
 # From the first report "done" to the end: reports may be lost, and idle nodes are paid.
 DONE_GRACE = timedelta(minutes=5)
 
 
-def unfit_limit(node_count: int) -> int:
-    """Nodes that may fail their set-up or tests in a row: bad nodes happen, a bad image or code fails all."""
-    return 3 + node_count // 10
-
-
 def must_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | None:
     """Return the phase that the run ends in, with the reason, if any."""
     settings, request = tick.settings, tick.seen.request
-    if request and request.want == "stop":
-        goes_on = f"the run is stack {request.moved_to}'s" if request.moved_to else "`gpufleet resume` goes on"
-        return "stopped", f"{request.by} asked to stop; {goes_on}"
+    if request.want == "stop" if request else settings.waits:
+        who, stack = (request.by, request.moved_to) if request else ("gpufleet:waits", "")
+        goes_on = f"the run is stack {stack}'s" if stack else "`gpufleet resume` goes on"
+        return "stopped", f"{who} asked to stop; {goes_on}"
     if reported := _reported_end(tick, state):
         return reported
-    limit = unfit_limit(settings.node_count)
+    # Bad nodes happen; a bad image or code fails all.
+    limit = 3 + settings.node_count // 10
     if state.unfit_nodes > limit:
         fault = next((machine.launch_fault for machine in tick.seen.machines if machine.launch_fault), "")
-        failed = f"launch ({fault})" if fault else "set-up or tests"
-        see = "docs/quick-start.md" if fault else "the log streams node-init/ of the stack's log group"
-        return "unfit", (
-            f"{counted(state.unfit_nodes, 'node')} in a row failed {failed}, and {limit} may: see {see}, then "
-            "`gpufleet resume`"
-        )
+        failed = "set-up or tests: see the log streams node-init/ of the stack's log group"
+        failed = f"launch ({fault}): see docs/quick-start.md" if fault else failed
+        return "unfit", f"{counted(state.unfit_nodes, 'node')} in a row failed {failed}, then `gpufleet resume`"
     if reason := over_budget(tick, state):
         return "over-budget", reason
     if not tick.hours_ahead and settings.places.keys() <= settings.opening_hours.keys():
@@ -72,8 +65,7 @@ def _reported_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | Non
             return "failed", f"{key} gave up: {why}; {see}"
     if not is_gang:
         return None
-    instances = state.instances.values()
-    done = [instance.reported_at for instance in instances if instance.report == "done" and instance.reported_at]
+    done = [known.reported_at for known in state.instances.values() if known.report == "done" and known.reported_at]
     if len(done) >= node_count or (done and tick.now - min(done) >= DONE_GRACE):
         return "done", f"the training command ended well on {len(done)} of {counted(node_count, 'node')}"
     return None
@@ -119,21 +111,15 @@ def _missing_usd_per_hour(tick: Tick, state: ControllerState) -> float:
     settings, total = tick.settings, 0.0
     if state.phase in ("paused", "draining"):
         return total
-    lacking: list[tuple[str, Collection[AutoScalingGroup]]] = [
-        (name, tick.groups(name)) for name in wanted_places(tick, state)
-    ]
-    if not lacking:
-        name = state.next_place.name if state.next_place else ""
-        if name not in settings.places:
-            # The cheapest place that the next start can choose.
-            name = min(
-                tick.open_places(state) or settings.places, key=lambda place: settings.places[place].usd_per_hour
-            )
-        lacking = [(name, tick.seen.groups.values())]
+    names, open_places = wanted_places(tick, state), tick.open_places(state) or settings.places
+    if not names and state.next_place and state.next_place.name in settings.places:
+        names = (state.next_place.name,)
+    # Or the cheapest place that the next start can choose.
+    names = names or (min(open_places, key=lambda name: settings.places[name].usd_per_hour),)
     alive = {key for key, instance in state.instances.items() if instance.ended_at is None}
-    for name, groups in lacking:
+    for name in names:
         # A detached node is no member: another may come beside it.
-        staying = {key for group in groups for key in group.staying(())} & alive
+        staying = {key for group in tick.groups(name) for key in group.staying(())} & alive
         # The stack's own unused reservation is in usd_per_hour already.
         usd = 0.0 if settings.reserved_nodes else settings.places[name].dearest_usd_per_hour
         total += max(0, settings.node_count - len(staying)) * (usd + settings.volume_usd_per_node_hour)

@@ -13,7 +13,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from bootstrap.contract.codec import FormatError
 from bootstrap.contract.ending import TERMINATE, Member
-from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import STACK_TAG, ControllerSettings, Lifecycle
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.bucket import load_reports, load_request
@@ -44,10 +43,6 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
         reported_at |= {key: instance.reported_at for key, instance in state.instances.items()}
     try:
         request = load_request(clients, settings)
-        if request is None and settings.waits:
-            request = PersonRequest(
-                schema_version=1, want="stop", at=datetime(2000, 1, 1, tzinfo=UTC), by="gpufleet:waits"
-            )
     except FormatError as error:
         # A request that cannot be read changes nothing.
         log("unreadable", reason=str(error))
@@ -97,11 +92,7 @@ def _parse_group(group: Any) -> AutoScalingGroup:
 
 
 def receive_notices(clients: Clients, settings: ControllerSettings) -> tuple[set[str], dict[str, datetime], list[str]]:
-    """Receive all messages of the queue, of the whole account's instances.
-
-    Returns:
-        The ids of interrupted instances, the times at which EC2 ends or restarts instances by id, and the receipts.
-    """
+    """Return the account's interrupted instances, the times at which EC2 ends or restarts others, and receipts."""
     interrupted, maintenance, receipts = set[str](), dict[str, datetime](), list[str]()
     for _ in range(QUEUE_BATCHES):
         answer = clients.sqs.receive_message(QueueUrl=settings.queue_url, MaxNumberOfMessages=10, WaitTimeSeconds=0)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
 
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
@@ -19,7 +18,7 @@ from bootstrap.contract.ending import calls
 from bootstrap.contract.settings import VARIABLE, ControllerSettings
 from bootstrap.contract.state import ENDED, ControllerState
 from bootstrap.controller import bucket
-from bootstrap.controller.actions import GroupAction, ResumeProcesses, SetGroup, choose_actions
+from bootstrap.controller.actions import ChangeGroup, GroupAction, choose_actions
 from bootstrap.controller.bucket import ConflictError, StateError, load_settings, load_state, save_state
 from bootstrap.controller.clients import Clients, error_code, log, to_seconds
 from bootstrap.controller.decide import Decision, decide, first_state, take_answer
@@ -38,12 +37,11 @@ class TickError(RuntimeError):
     """Part of a tick failed; the next tick tries the rest again."""
 
 
-def handler(event: object, context: object) -> dict[str, Any]:
+def handler(event: object, context: object) -> None:
     """Run a tick for Lambda, whose Errors metric counts failures."""
     # Lambda sets the region: https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars.html
     clients = _clients(os.environ["AWS_REGION"])
-    state = tick(clients, load_settings(clients, os.environ[VARIABLE]), datetime.now(UTC))
-    return {"phase": state.phase, "spent_usd": state.spent_usd}
+    tick(clients, load_settings(clients, os.environ[VARIABLE]), datetime.now(UTC))
 
 
 @functools.cache
@@ -77,7 +75,7 @@ class _Run:
             raise
         tick, decision = self._decide(self._gather(before), before)
         try:
-            self._save(decision)
+            self._save(decision, before)
         except ConflictError as error:
             log("conflict", reason=str(error))
             return load_state(self.clients, self.settings)[0] or decision.state
@@ -106,7 +104,8 @@ class _Run:
                     return kept, decision
             # The other stacks count no more than a silent controller's nodes, so the state ages, too, and the lease of
             # their nodes ends.
-            self._act([asked for asked in decision.actions if not getattr(asked.action, "max_size", 0)])
+            grow_none = [it for it in decision.actions if not getattr(it.action, "parameters", {}).get("MaxSize")]
+            self._act(grow_none)
             raise TickError(f"no node was asked for, as the stack's row was not written: {self.row_error}")
         except (FormatError, ClientError, TickError) as error:
             # `gpufleet status` says why, as long as no node lives, whose lease a newer state would renew.
@@ -127,15 +126,16 @@ class _Run:
             log("failed", action="row", reason=self.row_error)
             return None
 
-    def _save(self, decision: Decision) -> None:
-        self.etag = save_state(self.clients, self.settings, decision.state, self.etag)
-        for phase, reason in decision.changes:
-            log("phase", phase=phase, reason=reason, run=decision.state.run_id)
+    def _save(self, decision: Decision, before: ControllerState | None) -> None:
+        state = decision.state
+        self.etag = save_state(self.clients, self.settings, state, self.etag)
+        if before is None or (state.phase, state.reason) != (before.phase, before.reason):
+            log("phase", phase=state.phase, reason=state.reason, run=state.run_id)
 
-    def _launch(self, tick: Tick, state: ControllerState) -> ControllerState:
+    def _launch(self, tick: Tick | None, state: ControllerState) -> ControllerState:
         """Ask for the nodes of the written state, and for those of the next places while AWS refuses."""
-        until, kept = time.monotonic() + LAUNCHES_S, tick
-        while state.launch and kept and time.monotonic() < until:
+        until = time.monotonic() + LAUNCHES_S
+        while state.launch and tick and time.monotonic() < until:
             try:
                 answer = launch(self.clients, self.settings, state.launch)
             except BotoCoreError as error:
@@ -144,12 +144,12 @@ class _Run:
             if answer is None:
                 break
             log("launch", **to_json(state.launch), **to_json(answer))
-            decision = take_answer(kept, state, answer)
+            decision = take_answer(tick, state, answer)
             # A part of a gang ends first: should the write fail, the next tick asks with the same token.
             self._act(decision.actions)
-            self._save(decision)
+            self._save(decision, state)
             state = decision.state
-            kept = self._keep_row(kept, state) if state.launch else kept
+            tick = self._keep_row(tick, state) if state.launch else tick
         return state
 
     def _act(self, actions: Sequence[GroupAction]) -> None:
@@ -170,13 +170,8 @@ class _Run:
 def carry_out(clients: Clients, settings: ControllerSettings, asked: GroupAction) -> None:
     """Carry out an action on a group; a repetition changes nothing."""
     group, action = settings.group_of(asked.group), asked.action
-    if isinstance(action, SetGroup):
-        values = (("MinSize", action.min_size), ("MaxSize", action.max_size), ("DesiredCapacity", action.desired))
-        sizes: Any = {name: value for name, value in values if value is not None}
-        clients.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, **sizes)
-        return
-    if isinstance(action, ResumeProcesses):
-        clients.autoscaling.resume_processes(AutoScalingGroupName=group, ScalingProcesses=list(action.names))
+    if isinstance(action, ChangeGroup):
+        getattr(clients.autoscaling, action.operation)(AutoScalingGroupName=group, **action.parameters)
         return
     for operation, parameters in calls(
         action, group=group, launch_hook=settings.launch_hook, terminate_hook=settings.terminate_hook
@@ -203,7 +198,5 @@ def publish_metrics(
     counts = {"Interruptions": "interruptions", "FailedLaunches": "failed_launches", "UnfitNodes": "unfit_nodes"}
     # Never below 0: unfit nodes are counted in a row.
     metrics |= {name: max(0, getattr(state, key) - getattr(known, key, 0)) for name, key in counts.items()}
-    data: list[Any] = [
-        {"MetricName": name, "Value": value, "Timestamp": state.updated_at} for name, value in metrics.items()
-    ]
+    data = [{"MetricName": name, "Value": value, "Timestamp": state.updated_at} for name, value in metrics.items()]
     clients.cloudwatch.put_metric_data(Namespace=settings.metric_namespace, MetricData=data)

@@ -9,7 +9,9 @@ policies move.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from http import HTTPStatus
 from itertools import product
 from typing import Any
 
@@ -35,27 +37,9 @@ POOL_EMPTY = frozenset(
 )
 # The account's quota, subnet or reservation has no room:
 # https://github.com/aws/karpenter-provider-aws/blob/main/pkg/errors/errors.go
-_NO_ROOM = frozenset(
-    {
-        "InstanceLimitExceeded",
-        "InsufficientFreeAddressesInSubnet",
-        "MaxSpotInstanceCountExceeded",
-        "ReservationCapacityExceeded",
-        "VcpuLimitExceeded",
-    }
-)
-# AWS has not decided whether nodes come: the same token asks again (errors of both pages above).
-_PASSING = frozenset(
-    {
-        "IdempotentCallInProgress",
-        "InternalFailure",
-        "RequestLimitExceeded",
-        "ResourceContention",
-        "ServiceUnavailable",
-        "Throttling",
-        "ThrottlingException",
-    }
-)
+_NO_ROOM = re.compile(r"\w+(Limit|Count|Capacity)Exceeded|InsufficientFreeAddressesInSubnet")
+# As with every server error, AWS has not decided whether nodes come: the same token asks again.
+_PASSING = frozenset({"IdempotentCallInProgress", "RequestLimitExceeded", "Throttling", "ThrottlingException"})
 
 
 class OldBotocoreError(BotoCoreError):
@@ -66,7 +50,7 @@ class OldBotocoreError(BotoCoreError):
 
 def is_refusal(code: str) -> bool:
     """Return whether nodes lack now, and another place or a later time may have them."""
-    return code in POOL_EMPTY or code in _NO_ROOM
+    return code in POOL_EMPTY or _NO_ROOM.fullmatch(code) is not None
 
 
 def launch(clients: Clients, settings: ControllerSettings, request: LaunchRequest) -> LaunchAnswer | None:
@@ -113,8 +97,10 @@ def _ask(clients: Clients, group: str, nodes: int, subnet: str, token: str) -> L
             RetryStrategy="none",
         )
     except ClientError as refused:
-        code = error_code(refused)
-        return None if code in _PASSING else LaunchAnswer(ids=(), code=code, message=str(refused), subnet=subnet)
+        code, status = error_code(refused), refused.response["ResponseMetadata"].get("HTTPStatusCode", 0)
+        if code in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return None
+        return LaunchAnswer(ids=(), code=code, message=str(refused), subnet=subnet)
     came = tuple(key for of in answer.get("Instances", []) for key in of["InstanceIds"])
     if len(came) >= nodes:
         return LaunchAnswer(ids=came)

@@ -13,6 +13,7 @@ from bootstrap.contract.ending import LEAVING
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import UP, ControllerState, MeteredInstance, NodeCounts
 from bootstrap.contract.timings import LEASE, LEASE_ACTS
+from bootstrap.controller.actions import wanted_places
 from bootstrap.controller.observation import Machine, Tick
 
 # Billed at least: https://aws.amazon.com/ec2/pricing/on-demand/
@@ -33,18 +34,24 @@ def charge(tick: Tick, state: ControllerState) -> ControllerState:
     """Charge every instance, the stack's own cost and its reservation."""
     settings, now = tick.settings, tick.now
     described = {machine.instance_id: machine for machine in tick.seen.machines}
+    begun = {
+        key: MeteredInstance(
+            instance_type=machine.instance_type,
+            zone_id=settings.zones.get(machine.subnet, ""),
+            launched_at=machine.launched_at,
+            metered_until=machine.launched_at,
+            lifecycle=machine.lifecycle,
+        )
+        for key, machine in described.items()
+    }
     instances = {
         key: _charge_described(settings, instance, described[key], now)
         if key in described
         else _charge_forgotten(tick, instance)
-        for key, instance in state.instances.items()
+        for key, instance in {**begun, **state.instances}.items()
     }
-    for key, machine in described.items():
-        if key not in instances:
-            instances[key] = _charge_described(settings, _start_meter(settings, machine), machine, now)
-    folded = {key for key, instance in instances.items() if instance.ended_at and instance.ended_at < now - KEEP_ENDED}
-    ended_usd = state.ended_usd + sum(instances[key].spent_usd for key in folded)
-    kept = {key: instance for key, instance in instances.items() if key not in folded}
+    kept = {key: known for key, known in instances.items() if not known.ended_at or known.ended_at >= now - KEEP_ENDED}
+    ended_usd = state.ended_usd + sum(known.spent_usd for key, known in instances.items() if key not in kept)
     # A stack that was destroyed and deployed again cost nothing in between.
     since = max(state.updated_at, tick.seen.created_at or state.updated_at)
     fixed_usd = state.fixed_usd + hours(now - since) * stack_usd_per_hour(settings, state.instances)
@@ -64,16 +71,6 @@ def stack_usd_per_hour(settings: ControllerSettings, instances: Mapping[str, Met
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-pricing-billing.html
     unused = settings.reserved_nodes - sum(instance.ended_at is None for instance in instances.values())
     return settings.fixed_usd_per_hour + max(0, unused) * settings.dearest_usd_per_hour
-
-
-def _start_meter(settings: ControllerSettings, machine: Machine) -> MeteredInstance:
-    return MeteredInstance(
-        instance_type=machine.instance_type,
-        zone_id=settings.zones.get(machine.subnet, ""),
-        launched_at=machine.launched_at,
-        metered_until=machine.launched_at,
-        lifecycle=machine.lifecycle,
-    )
 
 
 def _charge_described(
@@ -123,15 +120,20 @@ def _silent_until(tick: Tick, since: datetime) -> datetime:
 
 
 def _unseen_usd(tick: Tick, state: ControllerState) -> float:
-    """Price the nodes that may have come and gone in an outage, beside those that some tick saw alive."""
-    settings, seen, since = tick.settings, tick.seen, state.updated_at
+    """Price the nodes that may have come and gone in an outage, beside those that some tick saw alive.
+
+    Only nodes that the last tick wanted can have come to a gang, in its place. Policies may have moved the size of
+    workers since; the size that was seen last stands for it, as the largest would charge slots that nobody wanted.
+    """
+    settings, since = tick.settings, state.updated_at
     if tick.now - since <= EC2_FORGETS or state.phase not in UP:
         return 0.0
-    lived = {key for key, instance in state.instances.items() if instance.ended_at is None}
-    lived |= {machine.instance_id for machine in seen.machines}.difference(state.instances)
-    unseen = max(0, settings.node_count * (2 if state.beside else 1) - len(lived))
-    usd = settings.dearest_usd_per_hour + settings.volume_usd_per_node_hour
-    return unseen * usd * hours(_silent_until(tick, since) - since)
+    places = [settings.places[name] for name in wanted_places(tick, state)]
+    usd = [place.dearest_usd_per_hour + settings.volume_usd_per_node_hour for place in places]
+    known_usd = [instance.usd_per_hour for instance in state.instances.values() if instance.ended_at is None]
+    came = {machine.instance_id for machine in tick.seen.machines}.difference(state.instances)
+    unseen = max(0, state.nodes.wanted * (2 if state.beside else 1) - len(known_usd) - len(came))
+    return unseen * max(usd + known_usd) * hours(_silent_until(tick, since) - since)
 
 
 def update_instances(tick: Tick, state: ControllerState) -> ControllerState:

@@ -39,14 +39,15 @@ def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
     """Return the state one phase on, or an equal one."""
     now = tick.now
     if state.phase in ENDED:
-        return _revive(tick, state)
+        is_raised = state.phase == "over-budget" and is_ceiling_raised(tick.settings, state)
+        if not (is_raised or state.phase in ("stopped", "block-ended")) or must_end(tick, state):
+            return state
+        return state.with_phase("waiting", f"what made the run {state.phase} holds no more", now)
     end = must_end(tick, state)
     if end and state.phase == "draining" and state.after in PAUSES:
         # The nodes that the gang would have moved to end, too.
         return replace(state, after=end[0], reason=end[1], next_place=None, beside=None)
-    if end and state.phase in PAUSES:
-        return state.with_phase(*end, now)
-    if end and state.phase in UP:
+    if end and state.phase != "draining":
         return _drain(tick, state, end[1], after=end[0])
     if state.phase == "draining":
         # Now, not after the drain: the state keeps only the last tick's ceiling.
@@ -54,19 +55,11 @@ def next_phase(tick: Tick, state: ControllerState) -> ControllerState:
             return replace(state, after="waiting", reason="the ceiling was raised")
         if _members_but_of(tick, wanted_places(tick, state)):
             return state
-        assert state.after is not None
-        return replace(state, phase=state.after, after=None, since=now)
+        return replace(state, phase=state.after or "waiting", after=None, since=now)
     if state.phase == "waiting":
         return _start(tick, state)
     if state.phase == "paused":
-        places = tick.settings.places
-        raised = next((place for place in places if any(group.desired for group in tick.groups(place))), "")
-        if not raised:
-            return state
-        # The group's members are the gang's first.
-        adopted = ChosenPlace(name=raised, why="its size was raised")
-        changes = {"next_place": adopted, "beside": adopted, "round_started_at": now}
-        return state.with_phase("waiting", "the group's desired size was raised from 0", now, **changes)
+        return state
     if tick.settings.mode == "workers":
         # "starting": the nodes were a gang before.
         return state if state.phase == "running" else state.with_phase("running", "workers from now on", now)
@@ -111,7 +104,6 @@ def take_in(tick: Tick, state: ControllerState, answer: LaunchAnswer) -> Control
             launched_at=now,
             metered_until=now,
             lifecycle=place.purchase,
-            usd_per_hour=tick.settings.usd_per_hour(place.purchase, place.instance_type),
             given_back=True,
         )
         for key in answer.ids
@@ -135,17 +127,6 @@ def take_in(tick: Tick, state: ControllerState, answer: LaunchAnswer) -> Control
     return _give_back(tick, state, "AWS refuses the nodes")
 
 
-def _revive(tick: Tick, state: ControllerState) -> ControllerState:
-    request, reason = tick.seen.request, ""
-    if state.phase == "stopped" and (request is None or request.want == "run"):
-        reason = "the request to stop is gone"
-    elif state.phase == "over-budget" and is_ceiling_raised(tick.settings, state):
-        reason = "the ceiling was raised"
-    elif state.phase == "block-ended":
-        reason = "the plan has another Capacity Block, or needs none"
-    return state.with_phase("waiting", reason, tick.now) if reason and not must_end(tick, state) else state
-
-
 def _start(tick: Tick, state: ControllerState) -> ControllerState:
     settings, now, count = tick.settings, tick.now, tick.settings.node_count
     places = tick.open_places(state)
@@ -162,15 +143,11 @@ def _start(tick: Tick, state: ControllerState) -> ControllerState:
     place = state.next_place if goes_on else choose_place(tick, begun)
     if place is None or settings.mode == "workers":
         place = ChosenPlace(name=next(iter(places)), why="the plan's own place")
-    groups = tick.groups(place.name)
-    if not groups:
+    if not tick.groups(place.name):
         names = " or ".join(map(settings.group_of, settings.keys_of(place.name)))
         return replace(state, reason=f"there is no group {names}: `pulumi up` makes it")
     if settings.mode == "workers":
         return state.with_phase("running", "the scaling policies decide how many workers run", now)
-    if (most := min(group.max_size for group in groups)) < count:
-        reason = f"the group's largest size is {most}, the plan has {count}: run `pulumi up`"
-        return replace(state, reason=reason)
     attempt = max(1, state.attempts) if goes_on else state.attempts + 1
     reason = f"{counted(count, 'node')} asked for, attempt {attempt}, in {place.name}: {place.why}"
     on_demand = [settings.places[name].purchase for name in (settings.own_place, place.name)] == ["spot", "on-demand"]
@@ -184,12 +161,9 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
     groups = tick.groups(name)
     if not groups:
         return state
-    if state.group not in ("", settings.group_of(name)):
-        reason = "`pulumi up` has changed the places: the nodes save, and start where the plan has them"
-        return _drain(tick, state, reason, after="waiting")
     # A person does not pause the run where the block's own schedule has set the size to 0 (infra/scaling.py).
-    if name not in tick.open_places(state):
-        reason = f"{name} closes: the nodes save, and the run goes on in the next place that opens"
+    if name not in tick.open_places(state) or state.group not in ("", settings.group_of(name)):
+        reason = f"{name} closes, or `pulumi up` changed it: the nodes save, and the run goes on where the plan has it"
         return _drain(tick, state, reason, after="waiting")
     if state.desired_seen > 0 and not any(group.desired for group in groups):
         return _pause(tick, state)
@@ -205,8 +179,8 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
         return replace(state, beside=place, beside_since=now, reason=reason)
     if in_service >= count:
         if state.incomplete_since:
-            lost = [known.ended_at for known in state.instances.values() if known.interrupted and known.ended_at]
-            if lost and max(lost) >= state.incomplete_since - TICK:
+            reclaims = [known.ended_at for known in state.instances.values() if known.interrupted and known.ended_at]
+            if reclaims and max(reclaims) >= state.incomplete_since - TICK:
                 state = learn(tick, learn(tick, state, reclaimed), came)
             return replace(state, incomplete_since=None, reason="all nodes are in service again")
         if state.attempts and state.complete_since and now - state.complete_since >= PROVEN:
@@ -226,8 +200,7 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
 
 def _follow_beside(tick: Tick, state: ControllerState) -> ControllerState:
     """Move the gang once all nodes beside it serve; give them up where they do not come in time."""
-    assert state.beside
-    assert state.beside_since
+    assert state.beside and state.beside_since
     settings, now, place = tick.settings, tick.now, state.beside
     if tick.in_service(place.name) >= settings.node_count:
         reason = f"all nodes are in service in {place.name}, so the gang saves and moves: {place.why}"
@@ -267,11 +240,8 @@ def _pause(tick: Tick, state: ControllerState) -> ControllerState:
         return replace(state, desired_seen=0).with_phase("waiting", "the stack was deployed anew", tick.now)
     silent, reason = tick.now - state.updated_at, "a person set the group's size to 0"
     if silent > LEASE:
-        reason = (
-            f"the controller was silent for {hours(silent) * 60:.0f} minutes, so the nodes saved and ended "
-            "themselves: see its log group, then `gpufleet resume`"
-        )
-    return _drain(tick, state, reason, after="paused")
+        reason = f"the controller was silent for {hours(silent) * 60:.0f} minutes, and the nodes ended themselves"
+    return _drain(tick, state, f"{reason}: `gpufleet resume` goes on", after="paused")
 
 
 def _give_back(tick: Tick, state: ControllerState, reason: str, *, falls_back: bool = False) -> ControllerState:

@@ -51,9 +51,7 @@ def learn(
     """Record an event of ``bootstrap.contract.pools`` for a place, by default the present one."""
     name = place or tick.place_name(state)
     record = event(state.pools.get(name, PoolRecord()), tick.now.timestamp())
-    # Places of an earlier plan are forgotten.
-    kept = {key: known for key, known in state.pools.items() if key in tick.settings.places}
-    return replace(state, pools={**kept, name: record})
+    return replace(state, pools={**state.pools, name: record})
 
 
 def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False) -> ChosenPlace | None:
@@ -72,7 +70,7 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
     if settings.adaptive and demand and not may_launch(view):
         return _cheapest(tick, state, demand, _why_now(view))
     # The user took the plan; only a spot place has rivals once launches have told something.
-    if own in ready and not (state.pools and own in spot):
+    if own in ready and not (state.pools.keys() & places and own in spot):
         return ChosenPlace(name=own, why="the plan's own place")
     late = sorted((name for name in spot if name in ready), key=lambda name: spot[name].hours_p95)
     # An adaptive gang leaves spot in time.
@@ -91,7 +89,7 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
         why = f"on demand, as spot would miss the deadline at p95: {max(view.left_hours, 0.0):.1f} h are left"
     elif settings.adaptive and view.left_hours < float("inf"):
         if make_policy(state, spot).keep(view) is Mode.ON_DEMAND:
-            why = f"on demand, as waiting longer for spot costs more than it can save: {_left(view)}"
+            why = f"on demand, as waiting longer for spot costs more than it can save: {view.left_hours:.1f} h are left"
     elif on_demand or state.attempts > 1:
         why = "on demand, as no spot place gave all nodes in time"
     return _cheapest(tick, state, demand, why) if demand and why else None
@@ -122,27 +120,19 @@ def leave_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
 def _cheapest(tick: Tick, state: ControllerState, demand: Mapping[str, Place], why: str) -> ChosenPlace:
     """Return the cheapest on-demand place, one that keeps the deadline at p95 before others.
 
-    At equal prices it is one that EC2 names, then the present one's zone.
+    At equal prices it is one that EC2 names.
     """
-    here = tick.settings.places.get(state.place.name) if state.place else None
 
-    def rank(name: str) -> tuple[bool, float, bool, bool]:
+    def rank(name: str) -> tuple[bool, float, bool]:
         place = demand[name]
-        elsewhere = here is None or place.subnets != here.subnets
-        return _is_late(tick, state, place), place.usd_per_work_hour, not _is_named(tick, state, name), elsewhere
+        return _is_late(tick, state, place), place.usd_per_work_hour, not _is_named(tick, state, name)
 
     return ChosenPlace(name=min(demand, key=rank), why=why)
 
 
-def _left(view: RunView[str]) -> str:
-    return f"{view.left_hours:.1f} h are left, and {view.work_hours:.1f} h of work"
-
-
 def _why_now(view: RunView[str]) -> str:
-    return (
-        f"on demand, as the deadline allows no more risk: {_left(view)}, {view.delays.restart_bound_hours:.1f} h of a "
-        f"slow launch and {view.delays.lost_bound_hours:.1f} h of lost work must fit"
-    )
+    left = f"{view.left_hours:.1f} h are left, and {view.work_hours:.1f} h of work"
+    return f"on demand, as the deadline allows no more risk: {left} and a slow launch must fit"
 
 
 def _has_refused_since(state: ControllerState, name: str, since: datetime | None) -> bool:
@@ -167,10 +157,9 @@ def _is_named(tick: Tick, state: ControllerState, name: str) -> bool:
 
 def _is_payable(tick: Tick, state: ControllerState, name: str) -> bool:
     """Return whether the ceiling pays a start, and of an alternate the rest of the run at p95."""
-    settings, rest_usd = tick.settings, (1 - state.progress) * tick.settings.places[name].usd_p95
+    ceiling_usd, rest_usd = tick.settings.ceiling_usd, (1 - state.progress) * tick.settings.places[name].usd_p95
     # The user took the plan's own risk.
-    is_bound = settings.ceiling_usd is not None and name != settings.own_place
-    if is_bound and state.spent_usd + rest_usd > (settings.ceiling_usd or 0.0):
+    if ceiling_usd is not None and name != tick.settings.own_place and state.spent_usd + rest_usd > ceiling_usd:
         return False
     tried = replace(state, phase="waiting", next_place=ChosenPlace(name=name, why=""))
     return over_budget(tick, tried) is None

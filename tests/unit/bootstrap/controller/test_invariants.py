@@ -318,7 +318,8 @@ def test_a_run_that_is_done_ends_at_zero_nodes_whatever_was_before(
     # Bad nodes that were launched before may still end it.
     world.run_until("paused", "running", "done", "failed", "unfit")
     if world.phase == "paused":
-        world.desired = 3
+        world.advance(MINUTE)
+        world.ask("run")
         world.run_until("running", "done", "failed", "unfit")
     if world.phase == "running":
         # Its nodes may be on their way, or given back before all are there.

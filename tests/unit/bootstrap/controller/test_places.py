@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 
@@ -31,9 +30,6 @@ def test_a_refused_gang_goes_to_the_best_other_place_in_the_same_tick_and_pays_n
     world = World(rotating(), rooms=empty("az1"))
     world.tick()
     assert [request.place for request, _ in world.asked] == ["spot p4d az1", "spot p4d az2"]
-    reasons = [reason for decision in world.decisions for _, reason in decision.changes]
-    told = "AWS refuses the nodes (AWS: InsufficientInstanceCapacity: no spot capacity): next is spot p4d az2"
-    assert any(told in reason for reason in reasons)
     assert "3 nodes asked for, attempt 1, in spot p4d az2: the best of 2 spot places: chance 50%" in world.known.reason
     assert world.sizes == {"spot p4d az2": 3}
     world.run_until("running")
@@ -214,19 +210,5 @@ def test_a_plan_without_the_gangs_place_gives_its_nodes_up_and_starts_in_its_own
     others = {name: replace(one, number=5 - one.number) for name, one in PLACES.items()}
     world.config = replace(world.config, places=others)
     world.run_until("draining")
-    assert "`pulumi up` has changed the places" in world.known.reason
+    assert "`pulumi up` changed it" in world.known.reason
     world.run_until("running")
-
-
-def test_nodes_that_a_person_starts_are_in_the_plans_own_place_and_elsewhere_where_that_has_none() -> None:
-    world = World(rotating(), rooms=empty("az1"))
-    world.run_until("running")
-    assert where(world) == "spot p4d az2"
-    world.desired = 0
-    world.run_until("paused")
-    assert not world.alive()
-    world.rooms = {}
-    world.run(int(timedelta(hours=1) / MINUTE))
-    world.desired = 3
-    world.run_until("running")
-    assert where(world) == "spot p4d az1"

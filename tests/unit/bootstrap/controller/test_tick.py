@@ -545,7 +545,7 @@ def test_a_newer_controllers_fleet_is_left_alone_and_goes_on_with_its_meter(stac
     stack.put("state.json", newer)
     stack.ask("stop")
     for _ in range(3):
-        with pytest.raises(NewerStateError, match="half an hour after its last word"):
+        with pytest.raises(NewerStateError, match="or the nodes end themselves in half an hour"):
             stack.tick()
     assert (stack.members("InService"), stack.group.desired_capacity) == (nodes, 3)
     assert stack.read_text() == newer, "untouched, so the nodes' own lease runs out"
@@ -591,10 +591,10 @@ def test_an_action_that_fails_is_told_does_not_stop_the_others_and_is_tried_agai
     stack.ask("stop")
     with monkeypatch.context() as patch:
         refuse(patch, stack.clients.autoscaling, "update_auto_scaling_group")
-        with pytest.raises(TickError, match=r"SetGroup.*Throttling"):
+        with pytest.raises(TickError, match=r"ChangeGroup.*Throttling"):
             stack.tick()
     output = capsys.readouterr().out
-    assert [line["action"] for line in events(output, "failed")] == ["SetGroup"]
+    assert [line["action"] for line in events(output, "failed")] == ["ChangeGroup"]
     assert "LiftProtection" in [line["action"] for line in events(output, "action")]
     assert stack.read()["phase"] == "draining"
     stack.tick()
@@ -796,7 +796,7 @@ def test_lambda_runs_a_tick_with_the_settings_that_its_variable_names(
     stack.clients.s3.put_object(Bucket=stack.config.bucket, Key="control/settings-1.json", Body=body.encode())
     monkeypatch.setenv(VARIABLE, f"s3://{stack.config.bucket}/control/settings-1.json")
     monkeypatch.setenv("AWS_REGION", stack.config.region)
-    assert handler({"source": "aws.events"}, None) == {"phase": "starting", "spent_usd": 0.0}
+    handler({"source": "aws.events"}, None)
     assert stack.group.desired_capacity == 3
 
 

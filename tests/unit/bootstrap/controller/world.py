@@ -13,7 +13,7 @@ from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings, FirstGroup, Lifecycle, Place
 from bootstrap.contract.shared_ceiling import StackRow
 from bootstrap.contract.state import ControllerState, LaunchRequest
-from bootstrap.controller.actions import GroupAction, SetGroup
+from bootstrap.controller.actions import ChangeGroup, GroupAction
 from bootstrap.controller.decide import Decision, decide, take_answer
 from bootstrap.controller.ends import stack_row
 from bootstrap.controller.meter import SHORTEST, hours
@@ -395,10 +395,10 @@ class World:
     def carry_out(self, asked: GroupAction) -> None:
         """Apply an action as AWS does."""
         place, action = asked.group, asked.action
-        if isinstance(action, SetGroup):
-            self.min_size = self.min_size if action.min_size is None else action.min_size
-            self.max_size = self.max_size if action.max_size is None else action.max_size
-            self.sizes[place] = self.sizes.get(place, 0) if action.desired is None else action.desired
+        if isinstance(action, ChangeGroup):
+            sizes = action.parameters
+            self.min_size, self.max_size = sizes.get("MinSize", self.min_size), sizes.get("MaxSize", self.max_size)
+            self.sizes[place] = sizes.get("DesiredCapacity", self.sizes.get(place, 0))
         elif isinstance(action, LiftProtection):
             for key in action.instance_ids:
                 self.nodes[key].protected = False
