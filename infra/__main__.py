@@ -38,13 +38,12 @@ def main(*, starts_nodes: bool = True) -> None:
     storage = Storage(stack, security, archive)
     observability = Observability(stack, security)
     lustre = Lustre(stack, network, security) if plan.lustre else None
-    fleet = Fleet(stack, image, archive, network, security, storage, observability, lustre)
+    fleet = Fleet(stack, image, network, security, storage, observability, lustre)
     if settings.scaling or plan.purchase.capacity_block:
         Scaling(stack, network.places.values(), fleet.group_names)
     Controller(stack, network, security, storage, observability, fleet)
 
     exports = {
-        "region": plan.region,
         "group_name": fleet.group_name,
         "launch_template_id": fleet.launch_template_id,
         "capacity_reservation_id": fleet.capacity_reservation_id,
@@ -54,14 +53,6 @@ def main(*, starts_nodes: bool = True) -> None:
         "queue_url": observability.queue_url,
         "log_group": observability.log_group,
         "image": {"id": image.id, "name": image.name},
-        "plan": {
-            "model": plan.job.model,
-            "nodes": f"{plan.node_count} x {plan.instance_type}",
-            "purchase": plan.purchase.option,
-            "expected_hours": settings.planned.hours.expected,
-            "expected_cost_usd": settings.planned.cost_usd.expected,
-            "p95_cost_usd": settings.planned.cost_usd.p95,
-        },
     }
     for name, value in exports.items():
         pulumi.export(name, value)

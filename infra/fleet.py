@@ -7,7 +7,6 @@ from dataclasses import replace
 import pulumi
 import pulumi_aws as aws
 
-from infra.bundle import Bundle
 from infra.component import Component, Stack
 from infra.images import Image
 from infra.lustre import Lustre
@@ -27,7 +26,6 @@ class Fleet(Component):
         self,
         stack: Stack,
         image: Image,
-        bundle: Bundle,
         network: Network,
         security: Security,
         storage: Storage,
@@ -46,7 +44,7 @@ class Fleet(Component):
             key_arn=security.key_arn,
             log_group=observability.log_group,
             lustre=lustre.address if lustre else "",
-        ).apply(lambda known: NodeFacts(ami_kind=image.kind, bundle_sha256=bundle.sha256, group=names.group, **known))
+        ).apply(lambda known: NodeFacts(ami_kind=image.kind, group=names.group, **known))
 
         def place_group(place: DeclaredPlace, group: DeclaredPlace) -> PlaceGroup:
             # The stack's own reservation has no other group.

@@ -41,13 +41,6 @@ def read_shared_ceiling(text: str) -> SharedCeiling | None:
     return SharedCeiling(bucket=found[2], key=found[3], usd=float(found[4])) if found and found[1] else None
 
 
-def interface_endpoints(*, image: str, vpc_id: str = "") -> tuple[str, ...]:
-    """Services that a VPC of the stack's own has interface endpoints for; none in an existing VPC (``vpc_id``)."""
-    if vpc_id:
-        return ()
-    return (*INTERFACE_ENDPOINTS, *(ecr.ENDPOINTS if image else ()))
-
-
 def _from_project(path: Path) -> Path:
     # A user names files from the folder of Pulumi.yaml; Pulumi runs the program in its `main`, which may be below it.
     here = Path.cwd()
@@ -214,9 +207,14 @@ class StackSettings(_Model):
         return "" if own_code or self.plan.beyond_trainer else TRAINER_COMMAND
 
     @property
+    def reached(self) -> tuple[str, ...]:
+        """Services that the nodes reach by interface endpoints of their VPC."""
+        return (*INTERFACE_ENDPOINTS, *(ecr.ENDPOINTS if self.image else ()))
+
+    @property
     def own_endpoints(self) -> tuple[str, ...]:
-        """Services that the stack makes an interface endpoint for, in a VPC of its own."""
-        return interface_endpoints(image=self.image, vpc_id=self.vpc_id)
+        """Those that the stack makes, in a VPC of its own."""
+        return () if self.vpc_id else self.reached
 
     @property
     def read_prefixes(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from bootstrap.contract import report
 from bootstrap.contract.node_env import NodeEnvironment
@@ -26,8 +27,7 @@ class NodeFacts:
     """Facts of a node that are known once the other components exist."""
 
     bucket: str
-    bundle_key: str
-    bundle_sha256: str
+    bundle_key: str  # names its digest
     train_archive: str
     key_arn: str
     log_group: str
@@ -42,7 +42,6 @@ class NodeFacts:
         return cls(
             bucket=names.bucket,
             bundle_key=f"{names.bootstrap_prefix}/{digest}.tar.gz",
-            bundle_sha256=digest,
             train_archive=f"{names.bootstrap_prefix}/train-{digest}.tar.gz",
             key_arn=names.arn("kms", f"key/{digest[:36]}"),
             log_group=names.log_group,
@@ -118,7 +117,7 @@ for attempt in {{1..10}}; do
   echo "gpufleet: attempt ${{attempt}} of 10 to read the bundle failed" >&2
   sleep "${{RETRY_DELAY_S:-6}}"
 done
-echo "{facts.bundle_sha256}  ${{bundle}}" | sha256sum --check --status
+echo "{PurePosixPath(facts.bundle_key).name.partition(".")[0]}  ${{bundle}}" | sha256sum --check --status
 tar -xzf "${{bundle}}" -C /opt/gpufleet --no-same-owner
 rm -f "${{bundle}}"
 

@@ -156,27 +156,24 @@ def prove_gang(node: SupervisedNode, rendezvous: Rendezvous) -> Proof:
         node.tick()
     try:
         report = json.loads(file.read_text(encoding="utf-8"))
-        passed, verdict, error, hung = report["passed"], report["verdict"], report["error"], report["hung"]
-        bad_hosts = frozenset(map(str, report["bad_hosts"]))
+        error, hung, bad_hosts = report["error"], bool(report["hung"]), frozenset(map(str, report["bad_hosts"]))
         missed = [test for test in report["tests"] if test["verdict"] != "pass"]
-        lines = [f"{test['verdict']} {test['name']} {test['value']} {test['unit']}: {test['note']}" for test in missed]
+        for test in missed:
+            log(f"gang test: {test['verdict']} {test['name']} {test['value']} {test['unit']}: {test['note']}")
+        log(f"gang test: {report['verdict']} in {report['duration_s']} s")
+        if report["passed"] is True:
+            return Proof(passed=True)
     except (OSError, ValueError, KeyError, TypeError) as fault:
         log(f"the gang test gave no report ({fault!r}): the gang trains without it")
         return Proof()
-    for line in lines:
-        log(f"gang test: {line}")
-    log(f"gang test: {verdict} in {report.get('duration_s')} s")
-    if passed is True:
-        return Proof(passed=True)
     failed = ", ".join(test["name"] for test in missed if test["verdict"] == "fail")
     reason = f"the gang test failed: {error or failed}"
     # Training would hang like the test, while it is paid for.
     if error and not bad_hosts and not hung:
         log(f"{reason}: no host is to blame, and the gang trains without it")
         return Proof()
-    if bad_hosts:
-        reason += f"; bad: {', '.join(sorted(bad_hosts))}"
-    return Proof(failure=reason, hung=bool(hung), bad_hosts=bad_hosts)
+    blamed = f"; bad: {', '.join(sorted(bad_hosts))}" if bad_hosts else ""
+    return Proof(failure=reason + blamed, hung=hung, bad_hosts=bad_hosts)
 
 
 class _Gang:

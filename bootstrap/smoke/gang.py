@@ -24,6 +24,7 @@ COLD_JOIN_S = 120.0
 FIRST_STEPS = ("connect", "gradients")
 # Seconds that measurements may take in all, however late the test is ended.
 MEASURING_S = 90.0
+Measurement = tuple[str, Callable[[], list[report.CheckResult]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,7 @@ def run(options: SmokeOptions) -> int:
     return 0 if passed else 1
 
 
-def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.CheckResult]]]]:
+def measurements(gang: _Gang) -> list[Measurement]:
     """Measurements in order."""
     place, options, expected = gang.place, gang.options, gang.options.expected
     budget_s = min(options.time_limit_s, MEASURING_S)
@@ -135,7 +136,7 @@ def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.CheckR
         ranks.connect(place, timeout=timedelta(seconds=10 * options.time_limit_s if on_gpu else watch.STEP_S))
         return []
 
-    def collective(name: bandwidth.Collective) -> tuple[str, Callable[[], list[report.CheckResult]]]:
+    def collective(name: bandwidth.Collective) -> Measurement:
         # The plan states the rate of rings that use all of a node's cards.
         rate = band if name in ("all_reduce", "all_gather", "reduce_scatter") else None
         share_s = COLLECTIVES / len(names) * budget_s
@@ -143,19 +144,12 @@ def measurements(gang: _Gang) -> list[tuple[str, Callable[[], list[report.CheckR
 
     # A plugin may pass some collectives and hang in another (bootstrap/known-bad.csv).
     names: tuple[bandwidth.Collective, ...] = get_args(bandwidth.Collective) if options.is_gang else ("all_reduce",)
-    together: list[tuple[str, Callable[[], list[report.CheckResult]]]] = [
-        ("pairs", lambda: pairs.check(place, gang.names, budget_s=PAIRS * budget_s)),
-        (
-            "products",
-            lambda: products.check(place, gang.hosts, expected.matmul_tflop_per_s, budget_s=PRODUCTS * budget_s),
-        ),
-    ]
-    return [
-        ("connect", connect),
-        ("gradients", lambda: gradients.check(place, gang.hosts)),
-        *(together if options.is_gang else ()),
-        *map(collective, names),
-    ]
+    products_s, rate = PRODUCTS * budget_s, expected.matmul_tflop_per_s
+    first: list[Measurement] = [("connect", connect), ("gradients", lambda: gradients.check(place, gang.hosts))]
+    if options.is_gang:
+        first.append(("pairs", lambda: pairs.check(place, gang.names, budget_s=PAIRS * budget_s)))
+        first.append(("products", lambda: products.check(place, gang.hosts, rate, budget_s=products_s)))
+    return [*first, *map(collective, names)]
 
 
 def bad_hosts(results: Sequence[report.CheckResult], names: Sequence[str]) -> list[str]:

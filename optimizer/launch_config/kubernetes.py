@@ -64,17 +64,7 @@ POD_FAILURES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestOptions:
-    """The user's part of the manifests.
-
-    Attributes:
-        image: container image with the training code.
-        command: words of the training command; torchrun starts a script or options, any other program starts itself.
-        checkpoints: s3:// URI.
-        queue: Kueue's LocalQueue; empty for none.
-        service_account: account whose role reaches ``checkpoints``; empty for the namespace's default.
-        karpenter: name of the EKS cluster whose Karpenter makes the nodes; empty for nodes that are there.
-        kms_key: key of the nodes' volumes; empty for the account's default key.
-    """
+    """The user's part of the manifests: the options of the command, and the words of the training's."""
 
     image: str
     command: Sequence[str]

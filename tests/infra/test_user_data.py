@@ -28,8 +28,7 @@ from tests.plans import sample_plan
 NAMES = Names(stack="dev", account_id="123456789012", region="us-east-1", partition="aws")
 FACTS = NodeFacts(
     bucket="gpufleet-dev-123456789012-us-east-1",
-    bundle_key="bootstrap/x.tar.gz",
-    bundle_sha256="0" * 64,
+    bundle_key=f"bootstrap/{'0' * 64}.tar.gz",
     train_archive="",
     key_arn="arn:aws:kms:us-east-1:123456789012:key/k",
     log_group="/gpufleet/dev",
@@ -47,9 +46,10 @@ def settings_of(plan: FleetPlan, **keys: Any) -> StackSettings:
     return StackSettings.model_validate({"stack": "dev", "plan": plan, **keys})
 
 
-def script(digest: str = FACTS.bundle_sha256, **keys: Any) -> str:
+def script(digest: str = "0" * 64, **keys: Any) -> str:
     """User data of the sample plan."""
-    return user_data(settings_of(sample_plan(), **keys), NAMES, dataclasses.replace(FACTS, bundle_sha256=digest))
+    facts = dataclasses.replace(FACTS, bundle_key=f"bootstrap/{digest}.tar.gz")
+    return user_data(settings_of(sample_plan(), **keys), NAMES, facts)
 
 
 def read_back(path: Path) -> dict[str, str]:
@@ -185,7 +185,7 @@ def test_the_script_runs_the_bundle_it_was_promised(node: Path) -> None:
     done = boot(node, script(digest, trainCommand=command))
     assert done.returncode == 0, done.stderr
     assert read_back(node / "ran") == variables(sample_plan(), trainCommand=command)
-    assert "s3://gpufleet-dev-123456789012-us-east-1/bootstrap/x.tar.gz" in (node / "aws.log").read_text()
+    assert f"s3://gpufleet-dev-123456789012-us-east-1/bootstrap/{digest}.tar.gz" in (node / "aws.log").read_text()
     assert not (node / "shutdown.log").exists()
 
 

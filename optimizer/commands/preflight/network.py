@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract.words import counted
 from infra.s3_uri import read_s3_prefix
-from infra.settings import interface_endpoints
 from optimizer.aws import clients
 from optimizer.aws.paging import filters, pages
 from optimizer.commands.preflight.model import Context, Finding, Unknown, ask, failure, passed
@@ -69,7 +68,7 @@ def check_reach(context: Context) -> Iterator[Finding]:
         yield passed("the subnets have a way out (NAT or the like)")
         return
     services = _endpoint_services(context, {table["RouteTableId"] for table in closed.values()} - {""})
-    missing = [service for service in ("s3", *interface_endpoints(image=settings.image)) if service not in services]
+    missing = [service for service in ("s3", *settings.reached) if service not in services]
     if not missing:
         yield passed(f"{settings.vpc_id} has an endpoint for each service used")
         return
