@@ -20,9 +20,9 @@ from optimizer.commands.progress import steps
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.contract.units import rounded
 from optimizer.economics.interruption import RESTART_HOURS
-from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.price_history import PriceHistory, assume_capacity, read_histories, usd_by_tick
 from optimizer.economics.simulation.replay import NAMES, PolicyFigures, replay
+from optimizer.economics.simulation.simulator import SimulatedJob
 from optimizer.economics.simulation.traces import CapacityTrace, read_trace
 from optimizer.performance.types import Floats
 

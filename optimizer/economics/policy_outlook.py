@@ -24,12 +24,12 @@ from optimizer.contract.units import cents, rounded
 from optimizer.economics.interruption import RESTART_HOURS, gang_reclaims, gang_waits
 from optimizer.economics.outcome import predict_outcome
 from optimizer.economics.planned import column, fleets_of
-from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.simulator import (
     DONE_HOURS,
     NewPolicy,
     PoolsView,
+    SimulatedJob,
     SimulatedRun,
     SpotPolicy,
 )

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.replay import NAMES, OMNISCIENT, PolicyFigures, replay
+from optimizer.economics.simulation.simulator import SimulatedJob
 from optimizer.economics.simulation.traces import CapacityTrace, read_trace
 
 RESULTS = Path(__file__).parent / "results"

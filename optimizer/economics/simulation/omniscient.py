@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.economics.simulation.job import SimulatedJob
-from optimizer.economics.simulation.simulator import Runs
+from optimizer.economics.simulation.simulator import Runs, SimulatedJob
 from optimizer.performance.types import Bools, Floats
 
 # Rows of the modes; from _SPOT on a row a pool.

@@ -10,32 +10,24 @@ from __future__ import annotations
 from bootstrap.contract.pool_policy import Adaptive, Event, Mode, has_no_time, must_buy
 from bootstrap.contract.pools import PoolRecord
 from optimizer.economics.interruption import FALLBACK_AFTER_HOURS
-from optimizer.economics.simulation.job import SimulatedJob
-from optimizer.economics.simulation.simulator import NewPolicy, PoolsView
+from optimizer.economics.simulation.simulator import NewPolicy, PoolsView, SimulatedJob
 
 
-class OnDemand:
-    """On-demand from start to end."""
-
-    def keep(self, view: PoolsView) -> Mode:
-        """Return on-demand."""
-        return Mode.ON_DEMAND
-
-    def next_try(self, view: PoolsView) -> int | None:
-        """Return no pool."""
-        return None
-
-    def note(self, event: Event, pool: int, hours: float) -> None:
-        """Learn nothing."""
-
-
-class _InTurn:
-    """The pools in turn, from the one that answered last."""
+class SpotOnly:
+    """Spot from the first pool that has it, whatever the deadline; pools in turn, from the one that answered last."""
 
     def __init__(self, pools: int) -> None:
         self._pools, self._next = pools, 0
         self._tried: set[int] = set()
         self._asked_hours = -1.0
+
+    def keep(self, view: PoolsView) -> Mode:
+        """Return what runs."""
+        return view.mode
+
+    def next_try(self, view: PoolsView) -> int | None:
+        """Return the next pool in turn while nothing runs."""
+        return self._turn(view) if self.keep(view) is Mode.IDLE else None
 
     def _turn(self, view: PoolsView) -> int | None:
         if view.elapsed_hours != self._asked_hours:
@@ -49,19 +41,15 @@ class _InTurn:
             self._next = (pool + 1) % self._pools
 
 
-class SpotOnly(_InTurn):
-    """Spot from the first pool that has it, whatever the deadline."""
+class OnDemand(SpotOnly):
+    """On-demand from start to end."""
 
     def keep(self, view: PoolsView) -> Mode:
-        """Return what runs."""
-        return view.mode
-
-    def next_try(self, view: PoolsView) -> int | None:
-        """Return the next pool in turn while nothing runs."""
-        return self._turn(view) if view.mode is Mode.IDLE else None
+        """Return on-demand."""
+        return Mode.ON_DEMAND
 
 
-class Greedy(_InTurn):
+class Greedy(SpotOnly):
     """Spot from the first pool that has it, until the deadline allows no more waiting; then on-demand to the end."""
 
     def keep(self, view: PoolsView) -> Mode:
@@ -69,11 +57,11 @@ class Greedy(_InTurn):
         return Mode.ON_DEMAND if must_buy(view) else view.mode
 
     def next_try(self, view: PoolsView) -> int | None:
-        """Return the next pool in turn while nothing runs."""
-        return self._turn(view) if view.mode is Mode.IDLE and not has_no_time(view) else None
+        """Return the next pool in turn while nothing runs and time is left."""
+        return None if has_no_time(view) else super().next_try(view)
 
 
-class Fallback(_InTurn):
+class Fallback(SpotOnly):
     """The stack's default policy: on-demand to the end once spot has not come for a gang window."""
 
     def __init__(self, pools: int) -> None:
@@ -85,10 +73,6 @@ class Fallback(_InTurn):
         waited = view.mode is Mode.IDLE and view.elapsed_hours - self._lost_hours >= FALLBACK_AFTER_HOURS
         return Mode.ON_DEMAND if waited else view.mode
 
-    def next_try(self, view: PoolsView) -> int | None:
-        """Return the next pool in turn while nothing runs and the window lasts."""
-        return self._turn(view) if self.keep(view) is Mode.IDLE else None
-
     def note(self, event: Event, pool: int, hours: float) -> None:
         """Begin a window at a reclaim."""
         super().note(event, pool, hours)
@@ -96,7 +80,7 @@ class Fallback(_InTurn):
             self._lost_hours = hours
 
 
-class UniformProgress(_InTurn):
+class UniformProgress(SpotOnly):
     """Progress in proportion to time: on-demand where the run is behind, spot from any pool whenever it comes."""
 
     def __init__(self, pools: int, job: SimulatedJob) -> None:
@@ -126,7 +110,7 @@ class UniformProgress(_InTurn):
 
 
 POLICIES: dict[str, NewPolicy] = {
-    "on_demand": lambda pools, job: OnDemand(),
+    "on_demand": lambda pools, job: OnDemand(pools),
     "spot_only": lambda pools, job: SpotOnly(pools),
     "greedy": lambda pools, job: Greedy(pools),
     "fallback": lambda pools, job: Fallback(pools),

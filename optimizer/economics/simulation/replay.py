@@ -15,10 +15,9 @@ import numpy as np
 
 from bootstrap.contract.words import counted
 from optimizer.contract.errors import InvalidInputError
-from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
-from optimizer.economics.simulation.simulator import simulate
+from optimizer.economics.simulation.simulator import SimulatedJob, simulate
 from optimizer.economics.simulation.traces import CapacityTrace, draw_places
 from optimizer.performance.types import Bools, Floats
 
@@ -137,19 +136,13 @@ def _cut(
 
 
 def _check_fit(traces: Sequence[CapacityTrace]) -> None:
-    gaps = {trace.gap_s for trace in traces}
-    if len(gaps) > 1:
-        raise InvalidInputError(
-            f"the traces have ticks of {', '.join(f'{gap:g}' for gap in sorted(gaps))} s",
-            limit="one tick for all",
-            why="pools that are taken together are watched at the same times",
-            next_step="traces of one collection",
-        )
-    begins = {trace.start_time for trace in traces if trace.start_time}
-    if len(begins) > 1:
-        raise InvalidInputError(
-            f"the traces begin at {min(begins)} and at {max(begins)}",
-            limit="one start_time for all",
-            why="a tick is the same moment in all pools",
-            next_step="traces of one collection",
-        )
+    gaps = {f"{trace.gap_s:g} s" for trace in traces}
+    begins = {str(trace.start_time) for trace in traces if trace.start_time}
+    for what, found in (("have ticks of", gaps), ("begin at", begins)):
+        if len(found) > 1:
+            raise InvalidInputError(
+                f"the traces {what} {', '.join(sorted(found))}",
+                limit="the same for all",
+                why="pools that are taken together are watched at the same times",
+                next_step="traces of one collection",
+            )

@@ -8,13 +8,13 @@ pool has fewer than the gang.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
 
 from bootstrap.contract.pool_policy import TRY_HOURS, Delays, Event, Mode, RunView
-from optimizer.economics.simulation.job import SimulatedJob
+from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.types import Bools, Floats
 
 # Interruptions of a run that lose work of their own; later ones use the draws again.
@@ -22,6 +22,39 @@ _DRAWS = 64
 DONE_HOURS = 1e-9
 # A run's pools are numbered.
 PoolsView = RunView[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedJob:
+    """A run to simulate.
+
+    Attributes:
+        price_ratio: on-demand price over spot price.
+        restart_hours: from a launch to the first new step.
+        checkpoint_hours: checkpoint interval. An interruption loses a uniform part of it; 0 loses nothing. A node that
+            the policy itself ends saves first.
+    """
+
+    work_hours: float
+    deadline_hours: float
+    price_ratio: float
+    restart_hours: float
+    checkpoint_hours: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a job that no policy can finish."""
+        if self.deadline_hours < self.work_hours + self.restart_hours:
+            raise InvalidInputError(
+                f"the deadline is {self.deadline_hours:g} h",
+                limit=f"work and one restart, {self.work_hours + self.restart_hours:g} h",
+                why="even on-demand nodes from start to end would be late",
+                next_step="a longer --deadline-hours",
+            )
+
+    @property
+    def on_demand_cost(self) -> float:
+        """Cost of on-demand from start to end, in hours of on-demand."""
+        return self.work_hours + self.restart_hours
 
 
 class SpotPolicy(Protocol):
@@ -86,18 +119,9 @@ def simulate(
         run.play()
         played.append(run)
 
-    def column(field: str) -> Floats:
-        return np.array([getattr(run, field) for run in played], dtype=float)
-
-    return Runs(
-        late=column("work") > DONE_HOURS,
-        cost=column("cost"),
-        spot_hours=column("spot_hours"),
-        on_demand_hours=column("on_demand_hours"),
-        interruptions=column("interruptions"),
-        refusals=column("refusals"),
-        moves=column("moves"),
-    )
+    late = np.array([run.work > DONE_HOURS for run in played])
+    names = [field.name for field in fields(Runs) if field.name != "late"]
+    return Runs(late=late, **{name: np.array([getattr(run, name) for run in played], dtype=float) for name in names})
 
 
 class SimulatedRun:

@@ -143,14 +143,6 @@ def test_stacks_under_a_shared_ceiling_count_on_each_dollar_once() -> None:
     assert first.phase == "over-budget"
     first.config = replace(first.config, shared=replace(shared, usd=100.0))
     first.run_until("running")
-    # A late tick's nodes take their time to end, too; a silent controller may have nodes until their lease ends.
-    row = rows[first.known.meter]
-    late_usd = row.usd_until(row.at + timedelta(minutes=8)) - row.usd_until(row.at)
-    assert late_usd == pytest.approx(row.usd_per_hour * 8 / 60) and row.usd_until(row.at - MINUTE) == row.usd_until(
-        row.at
-    )
-    at = first.now + timedelta(days=1)
-    assert rows[first.known.meter].usd_until(at) > rows[first.known.meter].usd + 30 * (LEASE / timedelta(hours=1))
 
 
 def test_the_row_of_a_silent_stack_grows_with_what_it_costs_without_nodes() -> None:
@@ -431,22 +423,6 @@ def test_a_larger_plan_makes_the_group_larger() -> None:
     assert (world.max_size, world.desired, world.phase) == (5, 5, "starting")
 
 
-def test_a_capacity_block_is_used_from_its_start_and_drained_before_ec2_ends_it() -> None:
-    block = OpeningHours(start=START + timedelta(hours=2), end=START + timedelta(hours=26))
-    config = settings(opening_hours={OWN: block}, prices={"capacity-block": {"p4d.24xlarge": 10.0}}, gang_window_s=1200)
-    world = World(config, capacity={"on-demand": 9, "spot": 0, "capacity-block": 9})
-    world.config.prices["on-demand"] = {"p4d.24xlarge": 10.0}
-    world.run(118)
-    assert (world.phase, world.desired) == ("waiting", 0)
-    assert "Capacity Block begins" in world.known.reason
-    world.run_until("running")
-    assert world.now >= block.start
-    world.run_until("block-ended")
-    assert not world.alive()
-    assert world.now <= block.end - timedelta(minutes=30)
-    assert block.end - world.now <= timedelta(minutes=50)
-
-
 @pytest.mark.parametrize("bought", [True, False])
 def test_the_same_run_goes_on_in_the_next_block_or_without_one(bought: bool) -> None:
     prices = {"capacity-block": {"p4d.24xlarge": 10.0}, "on-demand": {"p4d.24xlarge": 10.0}}
@@ -520,17 +496,6 @@ def test_a_block_that_its_schedule_drains_is_no_pause() -> None:
     assert world.known.place and world.known.place.name == next_block
 
 
-def test_a_block_is_retried_until_its_end_as_it_is_paid_anyway() -> None:
-    block = OpeningHours(start=START, end=START + timedelta(hours=24))
-    world = World(
-        settings(opening_hours={OWN: block}, prices={"on-demand": PRICES["spot"]}),
-        capacity=scarce(0, on_demand=2),
-    )
-    world.run_until("block-ended")
-    attempts = {decision.state.since for decision in world.decisions if decision.state.phase == "starting"}
-    assert len(attempts) > len(RETRY_WAITS) + 1
-
-
 def test_a_person_pauses_the_gang() -> None:
     world = World(settings())
     world.run_until("running")
@@ -601,15 +566,6 @@ def test_whoever_starts_nodes_of_a_run_that_ended_has_them_ended() -> None:
     world.desired = 3
     world.run(5)
     assert (world.phase, world.desired, world.alive()) == ("stopped", 0, [])
-
-
-def test_a_stuck_hook_of_a_replaced_node_is_completed_while_training_goes_on() -> None:
-    world = trained(World(settings(), saves_after=None))
-    key = world.in_service()[0]
-    world.nodes[key].state = "Terminating:Wait"
-    world.run(12)
-    assert world.nodes[key].ended_at
-    assert world.phase == "running"
 
 
 def test_workers_are_left_to_their_policies_and_stopped_by_their_bounds() -> None:

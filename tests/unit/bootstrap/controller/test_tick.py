@@ -290,18 +290,6 @@ def test_notices_are_counted_for_own_nodes_and_deleted(stack: Stack) -> None:
     assert stack.metrics()["Interruptions"] == 0
 
 
-def test_a_reclaimed_node_is_replaced_and_its_dollars_are_kept(stack: Stack) -> None:
-    nodes = stack.trained()
-    stack.complete(stack.config.launch_hook, "CONTINUE")
-    stack.clients.ec2.terminate_instances(InstanceIds=[nodes[0]])
-    stack.group.instance_states = [state for state in stack.group.instance_states if state.instance_id != nodes[0]]
-    spent = stack.read()["instances"][nodes[0]]["spent_usd"]
-    state = stack.tick()
-    assert state.instances[nodes[0]].ended_at
-    assert state.instances[nodes[0]].spent_usd >= spent
-    assert state.incomplete_since == stack.now
-
-
 def test_nodes_that_ec2_ends_at_their_launch_are_told_from_failed_tests(stack: Stack) -> None:
     message = "Client.InternalError: Client error on launch"
     state = stack.tick()

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from optimizer.contract.errors import InvalidInputError
-from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.price_history import assume_capacity, read_histories, usd_by_tick
 from optimizer.economics.simulation.replay import PolicyFigures, replay
-from optimizer.economics.simulation.simulator import simulate
+from optimizer.economics.simulation.simulator import SimulatedJob, simulate
 from optimizer.economics.simulation.traces import CapacityTrace
 
 START = datetime(2026, 11, 1, tzinfo=UTC)

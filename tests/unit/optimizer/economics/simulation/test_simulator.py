@@ -14,17 +14,10 @@ from hypothesis import strategies as st
 
 from bootstrap.contract.pool_policy import Event, Mode
 from optimizer.contract.errors import InvalidInputError
-from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.replay import NAMES, PolicyFigures, replay
-from optimizer.economics.simulation.simulator import (
-    DONE_HOURS,
-    PoolsView,
-    Runs,
-    SimulatedRun,
-    simulate,
-)
+from optimizer.economics.simulation.simulator import DONE_HOURS, PoolsView, Runs, SimulatedJob, SimulatedRun, simulate
 from optimizer.economics.simulation.traces import CapacityTrace, read_trace
 from optimizer.performance.types import Bools
 
@@ -281,7 +274,7 @@ def test_traces_that_do_not_fit_together_are_refused() -> None:
     def together(*traces: CapacityTrace) -> None:
         replay(traces, job(4, 9), ["greedy"], together=True, starts=2, seed=0)
 
-    with pytest.raises(InvalidInputError, match="ticks of 300, 600 s"):
+    with pytest.raises(InvalidInputError, match="ticks of 300 s, 600 s"):
         together(CapacityTrace(name="a", gap_s=300, nodes=ones), CapacityTrace(name="b", gap_s=600, nodes=ones))
     days = [
         CapacityTrace(name=str(day), gap_s=600, nodes=ones, start_time=datetime(2025, 10, day, tzinfo=UTC))
