@@ -136,6 +136,13 @@ class Names:
         return f"{self.prefix}-{event}"
 
 
+def read_s3_prefix(uri: str) -> tuple[str, str] | None:
+    """Bucket and prefix, without slashes at its ends, of an s3:// URI of a setting; None for anything else."""
+    # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+    match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/([\w.=+-]+(?:/[\w.=+-]+)*)/?", uri, re.ASCII)
+    return (match[1], match[2]) if match else None
+
+
 def tags(stack: str, model: str, extra: dict[str, str]) -> dict[str, str]:
     """Cost allocation tags for every resource; gpufleet's own win over ``extra``.
 

@@ -11,7 +11,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.component import ENDED_WITHIN, Component, Stack
-from infra.places import DeclaredPlace, alternates, declare_places
+from infra.places import alternates, declare_places
 from infra.policies.resources import interface_endpoint_policy, s3_endpoint_policy
 from infra.policies.statements import Policy
 from infra.settings import ConfigError, StackSettings
@@ -108,7 +108,8 @@ class Network(Component):
             # An existing reservation may belong to another placement group, and is then closed to this one:
             # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
             if settings.gang and not place.reservation_id:
-                shared = self._placement_group(place)
+                name = f"{self._prefix}-cluster" if place.number == 1 else f"{self._prefix}-cluster-{place.number}"
+                shared = aws.ec2.PlacementGroup(name, strategy="cluster", tags=self._tags, opts=self._own)
                 self.placement_groups |= {group.number: shared for group in place.groups}
         self.register_outputs({"vpc_id": self.vpc_id, "zone": self.zone_name})
 
@@ -223,7 +224,7 @@ class Network(Component):
         https://docs.aws.amazon.com/vpc/latest/privatelink/create-interface-endpoint.html
         https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeVpcEndpointServices.html
         """
-        name = self._service_name(service)
+        name = f"com.amazonaws.{self._names.region}.{service}"
         offered = aws.ec2.get_vpc_endpoint_service(service_name=name, service_type="Interface").availability_zones
         for zone in (*self.own_zones, *self._account):
             if self._account[zone] in offered:
@@ -241,21 +242,14 @@ class Network(Component):
             self._endpoint_subnets[zone] = self._subnet(f"endpoints-{zone}", zone, _ENDPOINT_RANGES, routes)
         return self._endpoint_subnets[zone]
 
-    def _service_name(self, service: str) -> str:
-        return f"com.amazonaws.{self._names.region}.{service}"
-
     def _endpoint(self, service: str, policy: Policy, **arguments: Any) -> aws.ec2.VpcEndpoint:
         name = f"{self._prefix}-{service}"
         return aws.ec2.VpcEndpoint(
             name,
             vpc_id=self.vpc_id,
-            service_name=self._service_name(service),
+            service_name=f"com.amazonaws.{self._names.region}.{service}",
             policy=json.dumps(policy),
             tags=self._named(name),
             opts=self._own,
             **arguments,
         )
-
-    def _placement_group(self, place: DeclaredPlace) -> aws.ec2.PlacementGroup:
-        name = f"{self._prefix}-cluster" if place.number == 1 else f"{self._prefix}-cluster-{place.number}"
-        return aws.ec2.PlacementGroup(name, strategy="cluster", tags=self._tags, opts=self._own)

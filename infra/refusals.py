@@ -16,9 +16,8 @@ from bootstrap.contract.trainer import data_problem
 from bootstrap.contract.words import counted
 from infra.bundle import files_of
 from infra.images import brings_torch
-from infra.naming import Names, slug, tags
+from infra.naming import Names, read_s3_prefix, slug, tags
 from infra.places import node_prices
-from infra.s3_uri import read_s3_prefix
 from infra.settings import (
     TRAINER_COMMAND,
     WITH_LUSTRE_CLIENT,
@@ -95,6 +94,7 @@ def refusals(settings: StackSettings, *, region: str) -> Iterator[str]:
     yield from _file_refusals(settings)
     names = Names(stack=settings.stack, account_id="0" * 12, region=settings.plan.region, partition="aws")
     try:  # now, and not once the network is paid for
+        node_prices(settings.plan)
         user_data(settings, names, NodeFacts.expected(names))
     except ValueError as error:
         yield str(error)
@@ -187,10 +187,6 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
             "try the plan (`pulumi config rm gpufleet:data`), or train with your own code (gpufleet:trainDir, "
             "gpufleet:trainCommand, docs/training.md)"
         )
-    try:
-        node_prices(plan)
-    except ConfigError as error:
-        yield str(error)
 
 
 def secrets_in(text: str) -> list[str]:

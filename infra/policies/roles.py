@@ -10,9 +10,8 @@ from bootstrap.contract import report
 from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.shared_ceiling import SharedCeiling
-from infra.naming import Names
+from infra.naming import Names, read_s3_prefix
 from infra.policies.statements import Policy, Statement, allow, deny, document
-from infra.s3_uri import read_s3_prefix
 
 # Statements of node_policy that the training's own role has; agent and services have the node's.
 TRAINING_STATEMENTS = (

@@ -29,7 +29,6 @@ class Loader(AbstractContextManager["Loader"]):
     Args:
         sample_indices: the rank's samples of a step, ``SpotTolerantRun.sample_indices``.
         micro_batch: samples of one forward pass.
-        workers: processes for a data set that needs them; default: the rank's part of the CPU cores.
     """
 
     def __init__(
@@ -39,15 +38,13 @@ class Loader(AbstractContextManager["Loader"]):
         *,
         micro_batch: int,
         device: torch.device,
-        workers: int | None = None,
     ) -> None:
         self._dataset = dataset
         self._sample_indices = sample_indices
         self._micro_batch = micro_batch
         self._device = device
-        if workers is None:
-            workers = loader_workers(len(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        self._workers = workers if dataset.needs_workers else 0
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._workers = loader_workers(len(os.sched_getaffinity(0)), ranks) if dataset.needs_workers else 0
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._thread: ThreadPoolExecutor | None = None
         self._items: Iterator[Item] = iter(())

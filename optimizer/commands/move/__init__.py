@@ -21,7 +21,7 @@ from bootstrap.contract.request import merge_spends
 from bootstrap.contract.state import ENDED, ControllerState
 from bootstrap.contract.timings import HOUR
 from infra.control_settings import job_id
-from infra.s3_uri import read_s3_prefix
+from infra.naming import read_s3_prefix
 from optimizer.aws import clients, errors
 from optimizer.catalog import load
 from optimizer.catalog.region_transfer import transfer_usd

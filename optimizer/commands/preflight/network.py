@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.contract.words import counted
-from infra.s3_uri import read_s3_prefix
+from infra.naming import read_s3_prefix
 from optimizer.aws import clients
 from optimizer.aws.paging import filters, pages
 from optimizer.commands.preflight.model import Context, Finding, Unknown, ask, failure, passed

@@ -228,7 +228,7 @@ class Counting(Dataset):
 
 def test_loader_follows_the_steps_and_measures_the_wait() -> None:
     data = Counting(0.02)
-    loader = Loader(data, lambda step: torch.arange(8, 16) + (16 * step) % 40, micro_batch=4, device=CPU, workers=0)
+    loader = Loader(data, lambda step: torch.arange(8, 16) + (16 * step) % 40, micro_batch=4, device=CPU)
 
     assert [batch["x"].tolist() for batch in loader.step(0)] == [[8, 9, 10, 11], [12, 13, 14, 15]]
     assert loader.wait_s > 0.01
@@ -265,7 +265,7 @@ def test_images_come_from_worker_processes_as_they_come_without_them(image_folde
     order = SampleOrder(dataset_size=len(data), global_batch=4, seed=0)
     before = torch.get_rng_state()
 
-    with Loader(data, order.indices, micro_batch=2, device=CPU, workers=2) as loader:
+    with Loader(data, order.indices, micro_batch=2, device=CPU) as loader:
         batches = [batch for step in (3, 4) for batch in loader.step(step)]
 
     expected = [data.batch(part, CPU, step=step) for step in (3, 4) for part in torch.split(order.indices(step), 2)]
