@@ -207,6 +207,8 @@ def training_environment(node: SupervisedNode, rendezvous: Rendezvous | None) ->
         "PATH": _path(settings),
         "PYTHONPATH": python_path(given),
         "PYTHONUNBUFFERED": "1",
+        # Images set it. A worker of packages without bytecode compiles them at each start: 8 s instead of 4 to import.
+        "PYTHONDONTWRITEBYTECODE": "",
         "GPUFLEET_DRAIN_FILE": str(node.notices.path),
         "GPUFLEET_REGION": settings.region,
     }

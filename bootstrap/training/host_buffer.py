@@ -1,9 +1,16 @@
-"""Host memory that a rank's part of a checkpoint is copied to: allocated once, page-locked beside a GPU."""
+"""Host memory that a rank's part of a checkpoint is copied to: allocated once, page-locked beside a GPU.
+
+torchrun keeps it: the process in the place of a killed one finds the last copied state there, and need not read it from
+the store. Only what has the manifest's checksums counts (loading.py).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import mmap
+import os
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -24,12 +31,38 @@ RESERVE_BYTES = 2 * 2**30
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def allocate(size: int, *, pinned: bool) -> torch.Tensor:
-    """Bytes of host memory; ``pinned``: copies from and to the GPU run beside the CPU."""
-    if not pinned:
-        return torch.empty(size, dtype=torch.uint8)
+def make_kept(local_rank: str) -> int:
+    """Make memory that this process keeps for its child ``local_rank``, empty at first."""
+    return os.memfd_create(f"gpufleet-rank-{local_rank}")
+
+
+def open_kept() -> int:
+    """Open the memory that the parent keeps for this rank; -1 where it keeps none, or another run has it."""
+    name = f"/memfd:gpufleet-rank-{os.environ.get('LOCAL_RANK')} (deleted)"
+    for link in Path(f"/proc/{os.getppid()}/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            if str(link.readlink()) == name:
+                kept = os.open(link, os.O_RDWR)
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(kept, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as long as it is mapped
+                    return kept
+                os.close(kept)
+    return -1
+
+
+def held_bytes(kept: int) -> int:
+    """Size of the memory that ``kept`` takes already."""
+    return 0 if kept == -1 else os.stat(kept).st_blocks * 512
+
+
+def allocate(size: int, kept: int, *, pinned: bool) -> torch.Tensor:
+    """Bytes of the memory ``kept``, or of the process's own; ``pinned``: copies of a GPU run beside the CPU."""
     started = time.monotonic()
-    buffer = _touched(max(size, 1))
+    buffer = _touched(max(size, 1), kept)
+    if kept != -1:
+        os.close(kept)  # the map has a descriptor of its own
+    if not pinned:
+        return buffer
     cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     error = int(cuda.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 1))
     if error:
@@ -40,15 +73,17 @@ def allocate(size: int, *, pinned: bool) -> torch.Tensor:
     return buffer
 
 
-def _touched(size: int) -> torch.Tensor:
+def _touched(size: int, kept: int) -> torch.Tensor:
     """Memory that forked children share, every page present; in huge pages where gpufleet-train.service allows them."""
-    memory = mmap.mmap(-1, size)
+    if kept != -1:
+        os.ftruncate(kept, max(size, os.stat(kept).st_size))
+    memory = mmap.mmap(kept, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     buffer = torch.frombuffer(memory, dtype=torch.uint8)
     with ThreadPoolExecutor(TOUCH_THREADS) as threads:
         for piece in torch.split(buffer, TOUCH_BYTES):
-            threads.submit(piece.zero_)
+            threads.submit(piece[:: mmap.PAGESIZE].add_, 0)  # leaves what is there
     return buffer
 
 

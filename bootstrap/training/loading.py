@@ -18,6 +18,7 @@ import torch
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from bootstrap.training.checkpoint import Committed, Manifest, StoredCheckpoints
+from bootstrap.training.checksum import matches
 from bootstrap.training.data_ranks import DataRanks
 from bootstrap.training.errors import ConfigurationError, InvalidCheckpoint
 from bootstrap.training.host_buffer import memory_of
@@ -203,10 +204,12 @@ def load_tensors(
         return ""
 
     with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="checkpoint-reader") as threads:
-        reads = _read_ahead(mine, buffer, read, threads)
+        kept = _kept([byte_range for byte_range in mine if byte_range.extents[0].file == ranks.rank], buffer, threads)
+        others = [byte_range for byte_range in mine if byte_range.extents[0] not in kept]
+        reads = _read_ahead(others, buffer[:0] if kept else buffer, read, threads)
         for byte_range in ranges:
-            data: torch.Tensor | None = None
-            if byte_range.is_read_by(ranks.rank):
+            data = kept.get(byte_range.extents[0])
+            if data is None and byte_range.is_read_by(ranks.rank):
                 data, fault = next(reads)
                 problem = problem or fault
             if byte_range.reader is not None:
@@ -221,6 +224,21 @@ def load_tensors(
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
     return problem
+
+
+def _kept(ranges: Sequence[ByteRange], buffer: torch.Tensor, threads: ThreadPoolExecutor) -> dict[Extent, torch.Tensor]:
+    """Bytes by first extent where the buffer has all ``ranges`` of a file, from a killed process (host_buffer.py)."""
+    memory = memory_of(buffer)
+
+    def is_there(extent: Extent) -> bool:
+        view = memory[extent.at : extent.at + extent.bytes]
+        return len(view) == extent.bytes and matches(view, extent.checksum)
+
+    extents = [extent for byte_range in ranges for extent in byte_range.extents]
+    if not (extents and is_there(extents[0]) and all(threads.map(is_there, extents))):
+        return {}
+    firsts = {byte_range.extents[0]: byte_range.bytes for byte_range in ranges}
+    return {extent: buffer[extent.at : extent.at + size] for extent, size in firsts.items()}
 
 
 def _read_ahead(
@@ -298,12 +316,12 @@ def _ranges(
         last.extents.append(extent)
         last.copies.extend(copies.get(extent, ()))
         previous = kind
-    turns = itertools.zip_longest(*shared_ranges.values())  # the first of each file, then the second of each
-    in_turn = [byte_range for turn in turns for byte_range in turn if byte_range is not None]
-    load = [0] * ranks.world_size
-    for byte_range in in_turn:
-        byte_range.reader = load.index(min(load))
-        load[byte_range.reader] += byte_range.bytes
+    in_turn = []
+    for number, turn in enumerate(itertools.zip_longest(*shared_ranges.values())):  # first the first of each file
+        for byte_range in filter(None, turn):
+            # A rank reads its own file, which its memory may still hold; more ranks than files take turns.
+            byte_range.reader = (byte_range.extents[0].file + number * (1 + extents[-1].file)) % ranks.world_size
+            in_turn.append(byte_range)
     return [byte_range for byte_range in ranges if byte_range.copies] + in_turn
 
 

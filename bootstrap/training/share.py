@@ -12,7 +12,7 @@ import torch
 from bootstrap.training.data_ranks import DataRanks
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.forms import warn_of_untakeable
-from bootstrap.training.host_buffer import allocate, memory_of, refuse_too_large
+from bootstrap.training.host_buffer import allocate, held_bytes, memory_of, open_kept, refuse_too_large
 from bootstrap.training.planning import FilePlan, Piece, plan_files
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.stager import Stager
@@ -94,12 +94,14 @@ class Share:
     def _replan(self, geometries: dict[str, Geometry]) -> None:
         self._geometries = geometries
         self._plan = plan_files(geometries, self._ranks)
-        grows, needed = self._ranks.maximum(int(self._plan.bytes > self.buffer.nbytes), self._plan.bytes)
-        if grows:
+        grows = self._plan.bytes > self.buffer.nbytes
+        kept = open_kept() if grows else -1
+        any_grows, needed = self._ranks.maximum(int(grows), self._plan.bytes - held_bytes(kept))
+        if any_grows:
             refuse_too_large(needed, local_ranks=self._ranks.local_world_size, other_bytes=self._store.buffer_bytes)
             self._ranks.maximum(0)  # no rank takes memory that another has not counted yet
-            if self._plan.bytes > self.buffer.nbytes:
-                self.buffer = allocate(self._plan.bytes, pinned=self._state.device.type == "cuda")
+            if grows:
+                self.buffer = allocate(self._plan.bytes, kept, pinned=self._state.device.type == "cuda")
         self._views = [
             self.buffer[piece.at : piece.at + piece.bytes].view(piece.dtype).view(piece.sizes)
             for piece in self._plan.own

@@ -32,7 +32,7 @@ from bootstrap.contract.checkpoint import MANIFEST_NAME, rank_file_name
 from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.training import rank_lines
 from bootstrap.training.errors import EXIT_INTERRUPTED, ConfigurationError, TrainingError
-from bootstrap.training.host_buffer import available_bytes
+from bootstrap.training.host_buffer import available_bytes, make_kept
 from bootstrap.training.notices import NoticeFiles
 from bootstrap.training.rank_group import OWN_STORE_VARIABLE
 from bootstrap.training.rank_lines import RankLines
@@ -115,6 +115,8 @@ def worker_handler(standby: Standby | None, *, has_ranks: bool = True) -> type[S
     Without ``has_ranks`` lines are not marked: the worker is a program whose own launcher gives the ranks.
     """
 
+    kept: dict[str, int] = {}
+
     class WorkerHandler(SubprocessHandler):
         def close(self, death_sig: signal.Signals | None = None) -> None:
             # The group has the data loaders' processes too, and the steps before the save still need their batches.
@@ -125,6 +127,8 @@ def worker_handler(standby: Standby | None, *, has_ranks: bool = True) -> type[S
 
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Popen[bytes]:
             self._is_python = has_ranks and args[0] == sys.executable
+            if env["LOCAL_RANK"] not in kept:
+                kept[env["LOCAL_RANK"]] = make_kept(env["LOCAL_RANK"])
             process, is_redirected = None, self._stdout is not None or self._stderr is not None
             if standby is not None:
                 if not is_redirected:

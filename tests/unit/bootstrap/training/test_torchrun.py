@@ -128,6 +128,46 @@ def test_workers_that_react_to_no_signal_are_not_waited_for(tmp_path: Path) -> N
     assert ended.stdout.splitlines()[0] == "limit 0.5"
 
 
+KEPT = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from bootstrap.training import SpotTolerantRun
+from bootstrap.training.checkpoint import StoredCheckpoints
+
+here, is_torn, read, sizes = Path(sys.argv[1]), sys.argv[2] == "True", StoredCheckpoints.read_extents, [0]
+def seen(self, checkpoint, extents, into):
+    sizes.append(into.nbytes)
+    read(self, checkpoint, extents, into)
+StoredCheckpoints.read_extents = seen
+model = torch.nn.Linear(300, 300)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+options = {"dataset_size": 8, "global_batch": 1, "store": str(here / "store"), "checkpoint_every": 2}
+with SpotTolerantRun(model, optimizer, **options) as run:
+    is_resumed = run.step > 0
+    for step in run.steps(1 if is_resumed else 1000):
+        (here / ("after" if is_resumed else "before")).write_text(f"{max(sizes)} {model.weight.sum().item()}")
+        model(torch.ones(1, 300)).sum().backward()
+        optimizer.step()
+        if run._saver.saved_step and not run._saver.is_pending:
+            run._share.buffer[0] += is_torn
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.01)
+    (here / "after").write_text(f"{max(sizes)} {model.weight.sum().item()}")
+"""
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_the_next_process_finds_the_last_checkpoint_in_memory(is_torn: bool, tmp_path: Path) -> None:
+    """All of its file, where that is as the manifest says; else nothing."""
+    (tmp_path / "work.py").write_text(KEPT)
+    arguments = ["--nproc-per-node", "1", "--max-restarts", "1", str(tmp_path / "work.py"), str(tmp_path), str(is_torn)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(torchrun.__file__).parents[2])}
+    subprocess.run([sys.executable, "-m", "bootstrap.training.torchrun", *arguments], env=environment, check=True)
+    (_, before), (read, after) = ((tmp_path / name).read_text().split() for name in ("before", "after"))
+    assert after == before and (int(read) >= 300 * 300 * 4) == is_torn
+
+
 NOTICED = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
