@@ -1,7 +1,7 @@
 """Processes that stand by for a failed worker: their imports are done, which take most of a restart.
 
-torchrun starts them one after the other, a while after its workers and in the same way. Each waits for a command on a
-pipe and then runs it as ``python`` would. Nothing is forked, so neither CUDA nor threads are in the way.
+torchrun starts them a while after its workers and in the same way. Each waits for a command on a pipe and then runs it
+as ``python`` would. Nothing is forked, so neither CUDA nor threads are in the way.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 
-from bootstrap.contract.fine_tuning import METHODS
-from bootstrap.training.environment import node_plan, positive_number
-from bootstrap.training.errors import ConfigurationError
+from bootstrap.training.environment import positive_number
 from bootstrap.training.host_buffer import available_bytes
 from bootstrap.training.ledger import STARTED_VARIABLE
 from bootstrap.training.rank_lines import RankLines
@@ -34,25 +32,14 @@ STANDBY_VARIABLE = "GPUFLEET_STANDBY"
 DELAY_VARIABLE = "GPUFLEET_STANDBY_DELAY_S"
 # Workers import, compile and load in the first minute, and want the processors for themselves.
 DEFAULT_DELAY_S = 60.0
-# A process holds 0.35 GiB of its own (torch 2.11, 2026-11-23); the rest is the training's.
-FREE_BYTES = 4 * 2**30
-READY = "is ready to take a worker's place"
+# A process holds 0.35 GiB of its own (torch 2.11, 2026-11-23); FREE_BYTES are the training's.
+PROCESS_BYTES, FREE_BYTES = 2**29, 4 * 2**30
+STANDS = "stands by for a worker"
 TAKES = "takes the place of rank"
 TRAINER = "bootstrap.trainer"
 # An optimizer's constructor imports torch._dynamo, and that sympy: together as long as torch itself.
 MODULES = ("torch", "torch._dynamo", "torch.distributed.fsdp", "bootstrap.training.run")
-TRAINER_MODULES = ("bootstrap.trainer.run", "transformers.models.auto.modeling_auto")
-
-
-def modules_to_import(*, is_trainer: bool) -> tuple[str, ...]:
-    """Modules that a worker imports; peft takes 5.7 s of a processor, and only adapters need it."""
-    if not is_trainer:
-        return MODULES
-    try:
-        plan = node_plan()
-    except ConfigurationError:  # the worker itself says what is wrong
-        return MODULES
-    return (*MODULES, *TRAINER_MODULES, *(("peft",) if plan and plan.method != METHODS[0] else ()))
+TRAINER_MODULES = ("bootstrap.trainer.run", "transformers.models.auto.modeling_auto", "peft")
 
 
 @dataclass
@@ -60,7 +47,6 @@ class _Waiting:
     process: Popen[bytes]
     command: int
     lines: RankLines
-    is_ready: bool = False
 
 
 class Standby:
@@ -84,7 +70,7 @@ class Standby:
         if asked == "0" or (asked != "1" and not is_trainer):
             return None
         delay_s = positive_number(DELAY_VARIABLE) or DEFAULT_DELAY_S
-        return cls(modules_to_import(is_trainer=is_trainer), delay_s=delay_s)
+        return cls((*MODULES, *(TRAINER_MODULES if is_trainer else ())), delay_s=delay_s)
 
     def take(self, arguments: tuple[str, ...], environment: Mapping[str, str]) -> Popen[bytes] | None:
         """Give a command to a waiting process, which becomes that worker; None where none can."""
@@ -92,16 +78,14 @@ class Standby:
             return None
         command = {"arguments": list(arguments[1:]), "environment": {**environment, STARTED_VARIABLE: str(time.time())}}
         with self._lock:
-            for standby in [standby for standby in self._waiting if standby.is_ready]:
-                self._waiting.remove(standby)
+            while self._waiting:
+                standby = self._waiting.pop(0)
                 standby.lines.rank = environment["RANK"]
                 with contextlib.suppress(BrokenPipeError), os.fdopen(standby.command, "wb") as pipe:
                     pipe.write(json.dumps(command).encode())
                     pipe.flush()
                     if standby.process.poll() is None:
-                        logger.info(
-                            "standby: process %d %s %s", standby.process.pid, TAKES, environment.get("RANK", "?")
-                        )
+                        logger.info("standby: process %d %s %s", standby.process.pid, TAKES, environment["RANK"])
                         return standby.process
         return None
 
@@ -126,46 +110,38 @@ class Standby:
                 standby.process.wait()
 
     def _fill(self, workers: int) -> None:
-        """Start processes one after the other, until a worker is started again."""
+        """Start processes, until a worker is started again."""
         while self._timer is threading.current_thread() and len(self._waiting) < workers and self._start_one():
             pass
 
     def _start_one(self) -> bool:
         free, where = available_bytes()
-        if free < FREE_BYTES:
+        if free < FREE_BYTES + PROCESS_BYTES * len(self._waiting):
             logger.warning("no process stands by: %.1f GiB are free (%s)", free / 2**30, where)
             return False
         command_end, command = os.pipe()
-        ready, ready_end = os.pipe()
-        arguments = [sys.executable, "-u", "-m", "bootstrap.training.standby", str(command_end), str(ready_end)]
+        arguments = [sys.executable, "-u", "-m", "bootstrap.training.standby", str(command_end)]
         with self._lock:
             if self._is_closed:
                 return False
             with RankLines() as lines:
                 process = Popen(
-                    [*arguments, *self._modules], pass_fds=(command_end, ready_end), start_new_session=True,
+                    [*arguments, *self._modules], pass_fds=(command_end,), start_new_session=True,
                     stdout=lines.end, stderr=lines.end,
                 )  # fmt: skip
-            standby = _Waiting(process=process, command=command, lines=lines)
-            self._waiting.append(standby)
+            self._waiting.append(_Waiting(process=process, command=command, lines=lines))
         # A drain ends them with the workers, and the agent waits until torchrun's children are gone.
         threading.Thread(target=process.wait, name="standby-reaper", daemon=True).start()
         os.close(command_end)
-        os.close(ready_end)
-        with os.fdopen(ready, "rb") as pipe:
-            standby.is_ready = pipe.read() == b"1"
-        if standby.is_ready:
-            logger.info("standby: process %d %s", process.pid, READY)
-        return standby.is_ready
+        logger.info("standby: process %d %s", process.pid, STANDS)
+        return True
 
 
-def wait_for_command(command: int, ready: int, modules: Sequence[str]) -> None:
+def wait_for_command(command: int, modules: Sequence[str]) -> None:
     """Import, wait, and run the command that comes; return where torchrun is gone."""
     for name in modules:
         with contextlib.suppress(Exception):  # the command's own import of it gives the error
             importlib.import_module(name)
-    with os.fdopen(ready, "wb") as pipe:
-        pipe.write(b"1")
     with os.fdopen(command, "rb") as pipe:
         text = pipe.read()
     if not text:
@@ -190,4 +166,4 @@ def run_command(arguments: Sequence[str], environment: Mapping[str, str]) -> Non
 
 
 if __name__ == "__main__":
-    wait_for_command(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    wait_for_command(int(sys.argv[1]), sys.argv[2:])

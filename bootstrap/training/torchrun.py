@@ -2,9 +2,9 @@
 
 A worker that ends with ``EXIT_AT_FAULT`` ends torchrun with the same status, without a restart. A node that leaves with
 its state saved joins no further round. Processes that have done the imports already take a failed worker's place
-(standby.py). The newest checkpoint is read while workers start. Each round of workers meets at a store of its own. And
-each line of output is marked with its rank (rank_lines.py): torchrun's own --tee passes the output through files, which
-fill the disk and which no standby process has.
+(standby.py), and new ones find its memory, with the last checkpoint (host_buffer.py). Each round of workers meets at a
+store of its own. And each line of output is marked with its rank (rank_lines.py): torchrun's own --tee passes the
+output through files, which fill the disk and which no standby process has.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Collection, Mapping
-from pathlib import Path
+from collections.abc import Collection
 from subprocess import Popen
 from typing import Any
 
@@ -28,16 +26,14 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from bootstrap.contract.checkpoint import MANIFEST_NAME, rank_file_name
 from bootstrap.contract.report import EXIT_AT_FAULT
 from bootstrap.training import rank_lines
-from bootstrap.training.errors import EXIT_INTERRUPTED, ConfigurationError, TrainingError
-from bootstrap.training.host_buffer import available_bytes, make_kept
+from bootstrap.training.errors import EXIT_INTERRUPTED, ConfigurationError
+from bootstrap.training.host_buffer import make_kept
 from bootstrap.training.notices import NoticeFiles
 from bootstrap.training.rank_group import OWN_STORE_VARIABLE
 from bootstrap.training.rank_lines import RankLines
 from bootstrap.training.standby import Standby
-from bootstrap.training.stores import URI_VARIABLE, LocalStore
 
 run: Any = importlib.import_module("torch.distributed.run")
 # torchrun names no place for an agent or a handler of one's own; these modules have the names by which it finds both.
@@ -45,7 +41,6 @@ api: Any = importlib.import_module("torch.distributed.launcher.api")
 handlers: Any = importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler.handlers")
 logger = logging.getLogger("bootstrap.training.torchrun")
 LEAVING_POLL_S = 0.1
-READ_AHEAD_BYTES = 64 * 2**20
 # From SIGTERM to SIGKILL for workers of a round that has failed. Those that wait for a dead peer in NCCL react to no
 # signal: torchrun's 30 s were most of a restart. A manifest can still be written; a save that lacks the dead
 # rank's word cannot become a checkpoint however long its peers live. Workers that leave after a notice have the 30 s.
@@ -139,27 +134,9 @@ def worker_handler(standby: Standby | None, *, has_ranks: bool = True) -> type[S
                     self._stdout = self._stderr = lines.end
                     process = super()._popen(args, env)
                 self._stdout = self._stderr = None
-            threading.Thread(target=read_ahead, args=(env,), name="read-ahead", daemon=True).start()
             return process or super()._popen(args, env)
 
     return WorkerHandler
-
-
-def read_ahead(environment: Mapping[str, str]) -> None:
-    """Read a worker's file of the newest checkpoint into the page cache, while the worker imports and joins the others.
-
-    Saves write past the page cache, and a disk gives a share of 11 GiB in 6 to 8 s.
-    """
-    root = Path(environment.get(URI_VARIABLE) or os.devnull)
-    # RuntimeError: torchrun ends meanwhile, and starts no more threads.
-    with contextlib.suppress(OSError, TrainingError, RuntimeError):
-        for manifest in sorted(root.glob(f"step-*/{MANIFEST_NAME}"))[-1:]:
-            file = manifest.with_name(rank_file_name(int(environment["RANK"])))
-            size, block = file.stat().st_size, memoryview(bytearray(READ_AHEAD_BYTES))
-            if size * int(environment["LOCAL_WORLD_SIZE"]) > available_bytes()[0] / 2:
-                return
-            for at in range(0, size, READ_AHEAD_BYTES):
-                LocalStore(root).read_into(str(file.relative_to(root)), at, block[: size - at])
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from bootstrap.training import standby, torchrun
 from bootstrap.training.rank_group import OWN_STORE_VARIABLE
-from bootstrap.training.stores import LocalStore
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +72,7 @@ def test_a_failed_worker_is_replaced_by_a_standby_process_and_a_fault_is_final(
 
     def kill_when_ready() -> None:
         deadline = time.monotonic() + 60
-        while standby.READY not in caplog.text and time.monotonic() < deadline:
+        while standby.STANDS not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.01)
         killed.append(time.time())
         (tmp_path / "go").touch()
@@ -253,7 +252,7 @@ def test_every_line_has_its_rank_and_comes_at_once(tmp_path: Path) -> None:
         assert process.stderr is not None
         for line in process.stderr:
             lines.append(line.removesuffix("\n"))
-            if sum(standby.READY in line for line in lines) == 2:
+            if sum(standby.STANDS in line for line in lines) == 2:
                 (tmp_path / "go").touch()
             for rank in "01":
                 if line == f"[rank {rank}]  20%\n":
@@ -312,13 +311,6 @@ def test_only_the_trainer_has_standby_processes_unasked(monkeypatch: pytest.Monk
     assert not standby.Standby.from_environment(trainer)
 
 
-@pytest.mark.parametrize(("method", "has_peft"), [("full", False), ("lora", True), ("qlora", True)])
-def test_only_a_standby_of_adapters_imports_peft(method: str, has_peft: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUFLEET_PLAN", json.dumps({"method": method}))
-    assert ("peft" in standby.modules_to_import(is_trainer=True)) == has_peft
-    assert "peft" not in standby.modules_to_import(is_trainer=False)
-
-
 def test_without_free_memory_nothing_stands_by(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -337,35 +329,12 @@ def test_a_standby_process_that_was_killed_takes_no_place() -> None:
     waiting = standby.Standby(("json",), delay_s=0.01)
     waiting.started(1)
     deadline = time.monotonic() + 60
-    while not (waiting._waiting and waiting._waiting[0].is_ready) and time.monotonic() < deadline:
+    while not waiting._waiting and time.monotonic() < deadline:
         time.sleep(0.01)
     waiting._waiting[0].process.kill()
     waiting._waiting[0].process.wait()
     assert waiting.take((sys.executable, "-u", "train.py"), {"RANK": "0"}) is None
     waiting.close()
-
-
-def test_a_worker_finds_its_file_of_the_newest_checkpoint_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(torchrun, "READ_AHEAD_BYTES", 64)
-    monkeypatch.setattr(LocalStore, "read_into", lambda _, name, offset, into: read.append((name, offset, into.nbytes)))
-    ranks = {"RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    for uri in ({}, {"GPUFLEET_CHECKPOINT_URI": "s3://bucket/run"}, {"GPUFLEET_CHECKPOINT_URI": str(tmp_path)}):
-        torchrun.read_ahead({**ranks, **uri})
-    for step, has_manifest in ((9, True), (10, True), (11, False)):
-        folder = tmp_path / f"step-{step:08d}-ab.1"
-        folder.mkdir()
-        (folder / "rank-00001.bin").write_bytes(bytes(100))
-        if has_manifest:
-            (folder / "manifest.json").touch()
-    torchrun.read_ahead({**ranks, "GPUFLEET_CHECKPOINT_URI": str(tmp_path)})
-    assert read == [("step-00000010-ab.1/rank-00001.bin", 0, 64), ("step-00000010-ab.1/rank-00001.bin", 64, 36)]
-
-    def refuse(*_: object) -> None:
-        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-
-    monkeypatch.setattr(LocalStore, "read_into", refuse)
-    torchrun.read_ahead({**ranks, "GPUFLEET_CHECKPOINT_URI": str(tmp_path)})
 
 
 @pytest.mark.parametrize(
