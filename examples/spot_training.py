@@ -28,12 +28,12 @@ from bootstrap.contract.pool_policy import Event, Mode
 from bootstrap.training.ledger import read_ledger, table
 from examples.interrupted_training import LIMIT_S, ROOT, DemoError, Node, compare, say
 from examples.local_imds import LocalImds
-from optimizer.economics.simulation.job import SimulatedJob
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.simulator import (
     DONE_HOURS,
     PoolsView,
+    SimulatedJob,
     SimulatedRun,
     SpotPolicy,
     simulate,
