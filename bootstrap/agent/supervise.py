@@ -249,14 +249,14 @@ def _drain(node: SupervisedNode, torchrun: Torchrun, notice: Notice) -> None:
         if notice.source.startswith("autoscaling/") and time.monotonic() >= heartbeat_at:
             heartbeat_at = time.monotonic() + node.settings.limits.hook_heartbeat_s
             threading.Thread(target=node.group.extend_terminate_hook, daemon=True).start()
-        if not node.notices.is_read() and not signalled:
+        if not node.notices.listener.exists() and not signalled:
             # Between two starts torchrun has no workers; a later pass signals them.
             signalled = torchrun.workers()
             if signalled:
                 log(f"no training process reads the drain file; sending SIGTERM to {len(signalled)}")
                 for pid in signalled:
                     send(pid, signal.SIGTERM)
-        if node.notices.is_saved():
+        if node.notices.saved.exists():
             log("state is saved; ending torchrun")
             break
         if signalled and not any(send(pid, 0) for pid in signalled):

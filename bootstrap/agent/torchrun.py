@@ -86,7 +86,7 @@ class Torchrun:
             log("the command is a program of its own: torchrun starts it once on every node")
             command, ranks = ["-m", "bootstrap.launchers", *command], 1
         options = arguments(node.settings, rendezvous, ranks, test=bool(test))
-        node.notices.stop_listening()  # a killed process could not
+        node.notices.listener.unlink(missing_ok=True)  # a killed process could not
         node.notices.at_fault.unlink(missing_ok=True)  # of an earlier program
         # The command itself is not logged: it may hold a token.
         log(f"starting torchrun {' '.join(options)}")

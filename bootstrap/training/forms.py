@@ -16,11 +16,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-# Kind, shape and dtype. A "buffer" may change in a run; a "parameter", or a sharded buffer, may only begin without one.
+# Kind, shape and dtype. A "buffer" may change in a run; a "parameter", or a sharded buffer, may only begin without one,
+# or be tied: a "tie" has the key of the parameter that it is in place of its dtype.
 AS_BEFORE = "build the same model as before, or use a new store"
 Form = tuple[str, tuple[int, ...], str]
 Forms = Mapping[str, Form | None]
 logger = logging.getLogger(__name__)
+# Larger ones are masks, which do not change.
+PASSING_BYTES = 2**20
 
 
 def warn_of_untakeable(problem: str, before: str, rank: int) -> str:
@@ -56,10 +59,11 @@ class ModuleForms:
         self._kinds = {key: kind for key, kind, _, _ in self._slots()}
         self._trains = {key: parameter.requires_grad for key, parameter in self._parameters()}
         self.frozen = frozenset(key for key, trains in self._trains.items() if not trains)
+        self._passing = {key: buffer.detach().to("cpu", copy=True) for key, buffer in self._passing_buffers()}
 
     def rebase_parameters(self) -> None:
         """Take the parameters as they are now as those of the start: an engine has cast, sharded or flattened them."""
-        now = {key: form for key, form in self.now().items() if form and form[0] == "parameter"}
+        now = {key: form for key, form in self.now().items() if form and form[0] != "buffer"}
         self._born = {**now, **{key: form for key, form in self._born.items() if not form or form[0] == "buffer"}}
 
     def kind_of(self, key: str) -> str:
@@ -68,8 +72,16 @@ class ModuleForms:
 
     def changes(self) -> dict[str, Any]:
         """Changes since the start, as plain values: what each changed tensor was, and which parameters train now."""
-        now = self.now()
+        now, passing = self.now(), dict(self._passing_buffers())
+        for key, was in self._passing.items():
+            if key in passing and not torch.equal(passing[key].detach().cpu(), was):
+                logger.warning(
+                    "%s is not persistent, and steps change it: no checkpoint holds it. Where the loss depends on its "
+                    "value, register it with persistent=True", key,
+                )  # fmt: skip
+        self._passing = {}  # said with the first checkpoint, or never
         return {
+            "ties": self.ties(),
             "born": {key: self._born.get(key) for key in {**self._born, **now} if self._born.get(key) != now.get(key)},
             "trains": {key: p.requires_grad for key, p in self._parameters() if p.requires_grad != self._was(key)},
         }
@@ -91,10 +103,10 @@ class ModuleForms:
             fresh, form = self._born.get(key), saved.get(key)
             if fresh == form or (form is None and key in may_lack):
                 continue
-            kind = (form or fresh or ("",))[0]
-            if key in born and fresh == born[key] and self._may_change(key, kind):
+            kinds = {side[0] for side in (fresh, form) if side}
+            if key in born and fresh == born[key] and self._may_change(key, kinds):
                 continue
-            if fresh is None or form is None:
+            if fresh is None or form is None or "tie" in kinds:
                 alone.append(key)
             elif fresh[1] != form[1]:
                 return f"size mismatch: {key} has shape {fresh[1]}, and the checkpoint {form[1]}: {AS_BEFORE}"
@@ -104,10 +116,10 @@ class ModuleForms:
             return ""
         return f"{alone[0]} is in only one of the checkpoint and this model ({len(alone)} such tensors): {AS_BEFORE}"
 
-    def take(self, saved: Forms, born: Forms, device: torch.device, *, part: str) -> bool:
-        """Give the module ``part`` tensors of the forms ``saved``, not filled yet; True where parameters are new."""
-        has_new = False
-        slots = {key: (registry, leaf) for key, _, registry, leaf in self._slots() if key.startswith(f"{part}.")}
+    def take(self, saved: Forms, born: Forms, device: torch.device) -> bool:
+        """Give the modules tensors of the forms ``saved``, not filled yet; True where parameters are new."""
+        has_new, ties = False, self.ties()  # of now: a newer checkpoint may have been taken, and found damaged
+        slots = {key: (registry, leaf) for key, _, registry, leaf in self._slots()}
         for key in saved:
             owner, _, leaf = key.rpartition(".")
             if key not in slots and owner in self._owners and not hasattr(self._owners[owner], leaf):
@@ -120,13 +132,16 @@ class ModuleForms:
                     del registry[leaf]
                 elif key in born or self._born[key] is None:
                     registry[leaf] = None
-            elif tensor is None or is_lazy(tensor) or form_of(form[0], tensor) != form:
-                _, shape, dtype = form
-                if tensor is not None and is_lazy(tensor):
-                    tensor.materialize(shape, device=device, dtype=getattr(torch, dtype))
-                    continue
-                new = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-                is_parameter = form[0] == "parameter"
+            elif form[0] == "tie":
+                source, name = slots[form[2]]  # an earlier place, which has its tensor
+                has_new |= tensor is not source[name]
+                registry[leaf] = source[name]
+            elif tensor is not None and is_lazy(tensor):
+                tensor.materialize(form[1], device=device, dtype=getattr(torch, form[2]))
+            elif (is_parameter := form[0] == "parameter") and tensor is not None and key not in {**born, **ties}:
+                continue  # of another shape: the module's own load says so
+            elif tensor is None or key in ties or form_of(form[0], tensor) != form:
+                new = torch.empty(form[1], dtype=getattr(torch, form[2]), device=device)
                 has_new |= is_parameter
                 registry[leaf] = nn.Parameter(new) if is_parameter else new
         return has_new
@@ -143,40 +158,53 @@ class ModuleForms:
     def _was(self, key: str) -> bool:
         return self._trains.get(key, True)
 
-    def _may_change(self, key: str, kind: str) -> bool:
-        if kind == "buffer":
+    def _may_change(self, key: str, kinds: set[str]) -> bool:
+        if "buffer" in kinds:
             return key in self._born or key.rpartition(".")[0] in self._owners
-        return key in self._born and self._born[key] is None
+        is_sharded = any(isinstance(parameter, DTensor) for _, parameter in self._parameters())
+        return key in self._born and (self._born[key] is None or ("tie" in kinds and not is_sharded))
 
     def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         for part, root in self._modules.items():
             for path, module in root.named_modules():
                 yield plain_name(f"{part}.{path}." if path else f"{part}.").removesuffix("."), module
 
-    def _slots(self) -> Iterator[tuple[str, str, dict[str, Any], str]]:
-        """Places of parameters and persistent buffers, those without a tensor too: key, kind, registry, name in it.
+    def _passing_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Small buffers that their modules leave out of their state."""
+        for owner, module in self._named_modules():
+            for leaf in module._non_persistent_buffers_set:
+                if (buffer := module._buffers.get(leaf)) is not None and buffer.nbytes <= PASSING_BYTES:
+                    yield f"{owner}.{leaf}", buffer
 
-        A parameter at several places is at the first, as in ``named_parameters``.
-        """
-        seen: set[int] = set()
+    def _slots(self) -> Iterator[tuple[str, str, dict[str, Any], str]]:
+        """Places of parameters and persistent buffers, those without a tensor too: key, kind, registry, name in it."""
         for owner, module in self._named_modules():
             for registry in (module._parameters, module._buffers):
                 for leaf, tensor in list(registry.items()):
-                    if leaf in module._non_persistent_buffers_set or id(tensor) in seen:
-                        continue
-                    if isinstance(tensor, nn.Parameter):
-                        seen.add(id(tensor))
-                    is_buffer = registry is module._buffers and not isinstance(tensor, DTensor)
-                    yield f"{owner}.{leaf}", "buffer" if is_buffer else "parameter", registry, leaf
+                    if leaf not in module._non_persistent_buffers_set:
+                        is_buffer = registry is module._buffers and not isinstance(tensor, DTensor)
+                        yield f"{owner}.{leaf}", "buffer" if is_buffer else "parameter", registry, leaf
 
     def now(self) -> dict[str, Form | None]:
-        """Forms by key; None for a place without a tensor."""
+        """Forms by key; None for a place without a tensor. Of a parameter at several places the first has its form."""
+        forms, ties = {}, self.ties()
+        for key, kind, registry, leaf in self._slots():
+            form = None if (tensor := registry[leaf]) is None or is_lazy(tensor) else form_of(kind, tensor)
+            forms[key] = ties.get(key, form)
+        return forms
+
+    def ties(self) -> dict[str, Form]:
+        """Forms of the places of parameters that are at an earlier place too, as in ``named_parameters``."""
+        first: dict[int, str] = {}
+        places = [(key, registry[leaf]) for key, _, registry, leaf in self._slots()]
         return {
-            key: None if (tensor := registry[leaf]) is None or is_lazy(tensor) else form_of(kind, tensor)
-            for key, kind, registry, leaf in self._slots()
+            key: ("tie", (), first[id(tensor)])
+            for key, tensor in places
+            if isinstance(tensor, nn.Parameter) and first.setdefault(id(tensor), key) != key
         }
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        ties = self.ties()
         for key, _, registry, leaf in self._slots():
-            if isinstance(parameter := registry[leaf], nn.Parameter):
+            if isinstance(parameter := registry[leaf], nn.Parameter) and key not in ties:
                 yield key, parameter

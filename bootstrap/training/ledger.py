@@ -137,10 +137,10 @@ def segment_sink(store: Store, writer_id: str) -> Sink:
 class Ledger:
     """Ledger of one process; ``sink`` None (all ranks but rank 0) discards events. Later errors are only logged."""
 
-    def __init__(self, sink: Sink | None, *, writer_id: str, price_usd_per_hour: float | None = None) -> None:
+    def __init__(self, sink: Sink | None, *, writer_id: str) -> None:
         self._sink = sink
         self._writer_id = writer_id
-        self._price_usd_per_hour = price_usd_per_hour
+        self._price_usd_per_hour = positive_number(PRICE_VARIABLE, "USD per hour of the whole fleet,")
         # Wall time that cannot step back while this process lives.
         self._wall_at_zero = time.time() - time.monotonic()
         self._progress_at = 0.0
@@ -150,13 +150,11 @@ class Ledger:
     @classmethod
     def open(cls, store: Store, rank: int = 0, *, writer_id: str) -> Ledger:
         """Ledger next to the checkpoints, with the price of ``GPUFLEET_PRICE_USD_PER_HOUR``; rank 0 writes it."""
-        sink: Sink | None = None
-        if rank == 0 and isinstance(store, LocalStore):
-            sink = file_sink(store.root / LEDGER_FILE)
-        elif rank == 0:
-            sink = segment_sink(store, writer_id)
-        price = positive_number(PRICE_VARIABLE, "USD per hour of the whole fleet,")
-        return cls(sink, writer_id=writer_id, price_usd_per_hour=price)
+        if rank:
+            return cls(None, writer_id=writer_id)
+        if isinstance(store, LocalStore):
+            return cls(file_sink(store.root / LEDGER_FILE), writer_id=writer_id)
+        return cls(segment_sink(store, writer_id), writer_id=writer_id)
 
     def start(self, *, started_at: float, world_size: int) -> None:
         """Record the start of this process, in Unix seconds."""
@@ -192,13 +190,9 @@ class Ledger:
         """Keep the slowest rank of the last minute for the next progress event."""
         self._news["slowest"] = asdict(straggler)
 
-    def stall(self, step: int) -> None:
-        """Record that a checkpoint stopped training since the last event."""
-        self._append("stall", step=step)
-
-    def commit(self, step: int, **facts: Any) -> None:
-        """Record that a checkpoint of ``step`` is complete and valid."""
-        self._append("commit", step=step, **facts)
+    def save(self, event: Literal["stall", "commit"], step: int, **facts: Any) -> None:
+        """Record that a checkpoint stopped training since the last event, or that one of ``step`` is valid."""
+        self._append(event, step=step, **facts)
 
     def end(self, event: Literal["stop", "done", "failed"], step: int, reason: str) -> None:
         """Record that the process is about to exit."""

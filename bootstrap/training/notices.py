@@ -57,7 +57,8 @@ class NoticeFiles:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.at_fault = path.with_suffix(AT_FAULT)
+        suffixes = (".save", ".listener", ".saved", AT_FAULT)
+        self.save, self.listener, self.saved, self.at_fault = map(path.with_suffix, suffixes)
 
     @classmethod
     def from_environment(cls) -> NoticeFiles | None:
@@ -76,39 +77,17 @@ class NoticeFiles:
 
     def write_save(self, notice: Notice) -> None:
         """Ask for a checkpoint now."""
-        self._write(self.path.with_suffix(".save"), notice)
+        self._write(self.save, notice)
 
     def read_save(self) -> Notice | None:
         """Latest request for a checkpoint, or None."""
-        notice = self._read(self.path.with_suffix(".save"), 0.0)
+        notice = self._read(self.save, 0.0)
         return replace(notice, save_by=NEVER) if notice else None
 
     def clear(self) -> None:
         """Remove the files of an earlier start."""
         for path in (self.path, *self.path.parent.glob(f"{self.path.name}.*")):
             path.unlink(missing_ok=True)
-
-    def listen(self) -> None:
-        """Promise to answer with ``confirm_saved``."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.with_suffix(".listener").touch()
-
-    def stop_listening(self) -> None:
-        """Withdraw ``listen``."""
-        self.path.with_suffix(".listener").unlink(missing_ok=True)
-
-    def is_read(self) -> bool:
-        """True where a training process has promised to answer."""
-        return self.path.with_suffix(".listener").exists()
-
-    def is_saved(self) -> bool:
-        """True where that process has answered."""
-        return self.path.with_suffix(".saved").exists()
-
-    def confirm_saved(self) -> None:
-        """Announce that this node's share of the state is saved, if the node ends."""
-        if self.path.exists():
-            self.path.with_suffix(".saved").touch()
 
     def _write(self, path: Path, notice: Notice) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

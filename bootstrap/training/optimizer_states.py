@@ -64,11 +64,6 @@ class OptimizerStates:
         self._inner: torch.optim.Optimizer = optimizer.optim if is_zero else optimizer  # type: ignore[attr-defined]
         self._world_size = world_size
         self._name_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in names.items()}
-        if unknown := self.unknown():
-            raise ConfigurationError(
-                f"the optimizer has a parameter of shape {unknown[0]} that the model has not: a checkpoint would lose "
-                "it; make it a parameter of the model"
-            )
         self._forms: dict[str, Forms] = {}
 
     def unknown(self) -> list[tuple[int, ...]]:
@@ -77,8 +72,9 @@ class OptimizerStates:
         return [tuple(parameter.shape) for parameter in parameters if parameter not in self._name_of]
 
     def group_names(self) -> list[list[str]]:
-        """Names of each group's parameters."""
-        return [[self._name_of[parameter] for parameter in group["params"]] for group in self._optimizer.param_groups]
+        """Names of each group's parameters, those apart that the model has no longer."""
+        names = self._name_of
+        return [[names[p] for p in group["params"] if p in names] for group in self._optimizer.param_groups]
 
     def tensors_and_values(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors by key, and everything else as plain values."""
@@ -129,7 +125,7 @@ class OptimizerStates:
         known: dict[Any, Forms] = {}
         for number, group in enumerate(self._inner.param_groups):
             for parameter in group["params"]:
-                if not parameter.requires_grad or is_lazy(parameter):
+                if not parameter.requires_grad or is_lazy(parameter) or parameter not in self._name_of:
                     continue
                 name = self._name_of[parameter]
                 layout = (parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else None

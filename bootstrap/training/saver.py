@@ -141,7 +141,7 @@ class Saver:
         self._pending = save
         self._last_save = time.monotonic()
         self.watcher.save_done()
-        self.ledger.stall(step)
+        self.ledger.save("stall", step)
 
     def _write(self, save: _Save, values: dict[str, Any]) -> None:
         started = time.monotonic()
@@ -204,7 +204,7 @@ class Saver:
         self.ledger.progress(step, force=True)
         self.saved_step = save.step
         if self.ranks.rank == 0:
-            self.ledger.commit(save.step, prefix=save.prefix, bytes=save.bytes, write_s=round(save.write_s, 3))
+            self.ledger.save("commit", save.step, prefix=save.prefix, bytes=save.bytes, write_s=round(save.write_s, 3))
             self._clean_up(save.prefix)
 
     def _write_manifest(self, save: _Save, checksums: list[list[str]], values: list[Extent]) -> None:

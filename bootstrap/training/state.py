@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.forms import AS_BEFORE, Forms, ModuleForms, form_of, plain_name
+from bootstrap.training.forms import AS_BEFORE, Form, ModuleForms, form_of, plain_name
 from bootstrap.training.index import SavedTensor
 from bootstrap.training.optimizer_states import OptimizerStates, is_zero_redundancy
 from bootstrap.training.tensors import (
@@ -184,6 +184,9 @@ class TrainingState:
 
     def problem(self, changes: Mapping[str, Any]) -> str:
         """Say why no new start of this script could take a checkpoint of now; empty where it can."""
+        for optimizer in self.optimizers.values():
+            if lost := optimizer.unknown():
+                return f"the optimizer has a parameter of shape {lost[0]} that the model has no longer"
         if new := [key for key in changes["sharded"] if self._like(key, self._sharded[key]) is None]:
             return f"{new[0]} is sharded over the ranks, and no parameter has its shape to lay it out like"
         return self._forms.problem(None, changes["born"]) if changes["born"] else ""
@@ -221,6 +224,11 @@ class TrainingState:
             refuse_unreadable(name, values)
         geometries = self.geometries(snapshot.later)
         for optimizer in self.optimizers.values():
+            if unknown := optimizer.unknown():
+                raise ConfigurationError(
+                    f"the optimizer has a parameter of shape {unknown[0]} that the model has not: a checkpoint would "
+                    "lose it; make it a parameter of the model"
+                )
             geometries |= optimizer.probe()
         return geometries | self.geometries(snapshot.now)
 
@@ -233,21 +241,14 @@ class TrainingState:
         ``buffers_of``: the rank whose buffers this rank takes. ``changes``: of the run that saved. ConfigurationError:
         the checkpoint is another model's.
         """
-        born, schedules = changes["born"], changes.get("schedules", {})
-        self._take_forms(saved, born, buffers_of)
+        schedules = changes.get("schedules", {})
         for name, part in self.parts.items():
             if (own := schedule_of(part)) != schedules.get(name, own):
                 raise ConfigurationError(
                     f"{name} is {own or type(part).__name__}, and the checkpoint's {schedules[name]}: take the one of "
                     "before, or use a new store"
                 )
-        fill: dict[str, torch.Tensor] = {
-            f"{MODEL}.{name}": tensor for name, tensor in self._parameters.items() if f"{MODEL}.{name}" in saved
-        }
-        for name, buffer in persistent_buffers(self.model).items():
-            fill[buffer_key(buffers_of, name, buffer)] = buffer
-        for name, optimizer in self.optimizers.items():
-            fill |= optimizer.restore(values[name], saved, self._born_groups[name], changes["groups"].get(name))
+        fill: dict[str, torch.Tensor] = {}
         templates: dict[str, torch.Tensor] = {}
         for name, part in self.parts.items():
             take_apart(state_of(part), name, templates)
@@ -265,11 +266,15 @@ class TrainingState:
             raise ConfigurationError(
                 f"the extra state of {alone[0] or MODEL} is in only one of the checkpoint and this model: {AS_BEFORE}"
             )
+        self._take_forms(saved, states, changes, buffers_of)
+        fill |= {f"{MODEL}.{name}": tensor for name, tensor in self._parameters.items() if f"{MODEL}.{name}" in saved}
+        for name, buffer in persistent_buffers(self.model).items():
+            fill[buffer_key(buffers_of, name, buffer)] = buffer
+        for name, optimizer in self.optimizers.items():
+            fill |= optimizer.restore(values[name], saved, self._born_groups[name], changes["groups"].get(name))
 
         def finish() -> None:
             for name, part in self.parts.items():
-                if isinstance(part, nn.Module):
-                    self._take_part(name, states[name], born)
                 try:
                     part.load_state_dict(states[name])
                 except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -287,31 +292,31 @@ class TrainingState:
 
         return fill, finish
 
-    def _take_forms(self, saved: Mapping[str, SavedTensor], born: Forms, buffers_of: int) -> None:
-        """Change the new model as its run did; ConfigurationError where it is another model."""
-        own = f"{rank_prefix(buffers_of)}buffers."
-        forms = {}
+    def _take_forms(
+        self, saved: Mapping[str, SavedTensor], states: Mapping[str, Any], changes: Mapping[str, Any], buffers_of: int
+    ) -> None:
+        """Change the new modules as their run did; ConfigurationError where the model is another one."""
+        own, born = f"{rank_prefix(buffers_of)}buffers.", changes["born"]
+        forms: dict[str, Form] = {}
         for key, tensor in saved.items():
             if key.startswith(own):
                 forms[f"{MODEL}.{key.removeprefix(own)}"] = form_of("buffer", tensor)
             elif key.startswith(f"{MODEL}.") and not key.startswith(f"{MODEL}.extra_state."):
                 forms[key] = form_of("parameter", tensor)
+        for name, part in self.parts.items():
+            for key, value in states[name].items() if isinstance(part, nn.Module) else ():
+                if isinstance(value, torch.Tensor):
+                    full = plain_name(f"{name}.{key}")
+                    forms[full] = form_of(self._forms.kind_of(full), value)
+        forms |= changes.get("ties", self._forms.ties())
         may_lack = frozenset() if self._save_frozen else self._forms.frozen
-        if problem := self._forms.problem(forms, born, may_lack, part=MODEL):
+        of_model = {key: form for key, form in forms.items() if key.startswith(f"{MODEL}.")}
+        if problem := self._forms.problem(of_model, born, may_lack, part=MODEL):
             raise ConfigurationError(problem)
-        if self._forms.take(forms, born, self.device, part=MODEL):
+        if self._forms.take(forms, born, self.device):
             self.resolve()
             for optimizer in self.optimizers.values():
                 optimizer.probe()
-
-    def _take_part(self, name: str, state: Mapping[str, Any], born: Forms) -> None:
-        """Give another module of the run the buffers of its state."""
-        forms = {
-            (full := plain_name(f"{name}.{key}")): form_of(self._forms.kind_of(full), value)
-            for key, value in state.items()
-            if isinstance(value, torch.Tensor)
-        }
-        self._forms.take(forms, born, self.device, part=name)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:

@@ -90,7 +90,7 @@ class FleetAgent(LocalElasticAgent):
         notices = NoticeFiles.from_environment()
         # The agent ends torchrun in a moment. Peers wait a minute for the ranks of a node that has joined and is gone,
         # and then fail: https://github.com/pytorch/pytorch/blob/v2.11.0/torch/distributed/elastic/utils/store.py
-        while notices is not None and notices.is_saved():
+        while notices is not None and notices.saved.exists():
             time.sleep(LEAVING_POLL_S)
         super()._restart_workers(worker_group)
 

@@ -21,7 +21,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -93,7 +92,8 @@ class Watcher:
                 self._previous_handlers[number] = signal.signal(number, self._on_signal)
         self._read_files()
         if self.files is not None and self.answers:
-            self.files.listen()
+            self.files.path.parent.mkdir(parents=True, exist_ok=True)
+            self.files.listener.touch()
         if self.imds is not None or self.files is not None:
             self._thread = threading.Thread(
                 target=self.watch, args=(self._closing.is_set,), name="interruption-watcher", daemon=True
@@ -104,7 +104,7 @@ class Watcher:
         """Stop polling and restore the signal handlers."""
         self._closing.set()
         if self.files is not None and self.answers:
-            self.files.stop_listening()
+            self.files.listener.unlink(missing_ok=True)
         if self._thread is not None:
             self._thread.join(timeout=5.0)
         for number, handler in self._previous_handlers.items():
@@ -117,8 +117,8 @@ class Watcher:
 
     def announce_saved(self) -> None:
         """Tell the agent that this node's share of the state is saved: torchrun may end."""
-        if self.files is not None and self.answers:
-            self.files.confirm_saved()
+        if self.files is not None and self.answers and self.files.path.exists():
+            self.files.saved.touch()
 
     def watch(self, is_over: Callable[[], bool]) -> None:
         """Poll in the calling thread until ``is_over``."""
@@ -137,19 +137,14 @@ class Watcher:
     def poll_imds(self, imds: Imds) -> None:
         """Ask for each path once."""
         problem = ""
-        for path, take in (
-            (SPOT_PATH, self._take_spot),
-            (LIFECYCLE_PATH, self._take_lifecycle),
-            (REBALANCE_PATH, self._take_rebalance),
-            (MAINTENANCE_PATH, self._take_maintenance),
-        ):
+        for path in (SPOT_PATH, LIFECYCLE_PATH, REBALANCE_PATH, MAINTENANCE_PATH):
             try:
                 value = imds.get(path)
             except ImdsError as error:
                 problem = str(error)
                 continue
             if value is not None:
-                take(value)
+                self._take(path, value)
         if problem and problem != self._problem:
             logger.warning("metadata service: %s; not taken as an interruption", problem)
         self._problem = problem
@@ -165,30 +160,29 @@ class Watcher:
         # No logging here: a handler may run inside the logger's own lock.
         self.stop_notice = self.stop_notice or Notice(source=name, detail="", save_by=time.time() + notice_limit_s())
 
-    def _take_spot(self, value: str) -> None:
-        action, when = _json_field(value, "action"), _json_field(value, "time")
-        if action is not None:
+    def _take(self, path: str, value: str) -> None:
+        """Stop for a notice that the node ends; save once for one after which it goes on."""
+        try:
+            document = json.loads(value)
+        except ValueError:
+            document = None
+        fields = document if isinstance(document, dict) else {}
+        if path == LIFECYCLE_PATH:
+            if value == LEAVING_STATE:
+                self._ask_stop(Notice(source=path, detail=value, save_by=time.time() + hook_limit_s()))
+            return
+        if path == SPOT_PATH and isinstance(action := fields.get("action"), str):
+            when = str(fields.get("time") or "unknown time")
             save_by = min(time.time() + notice_limit_s(), _unix_seconds(when) - SPOT_RESERVE_S)
-            self._ask_stop(Notice(source=SPOT_PATH, detail=f"{action} at {when or 'unknown time'}", save_by=save_by))
-        else:  # in no known format; torchrun would start a run that ended here again and again
-            self._take_advance(SPOT_PATH, repr(value[:200]))
-
-    def _take_lifecycle(self, value: str) -> None:
-        if value == LEAVING_STATE:
-            self._ask_stop(Notice(source=LIFECYCLE_PATH, detail=value, save_by=time.time() + hook_limit_s()))
-
-    def _take_rebalance(self, value: str) -> None:
-        self._take_advance(REBALANCE_PATH, _json_field(value, "noticeTime") or value)
-
-    def _take_maintenance(self, value: str) -> None:
-        with suppress(ValueError, TypeError, AttributeError):
-            active = [event for event in json.loads(value) if event.get("State") == "active"]
-            if told := "; ".join(f"{event.get('Code')} from {event.get('NotBefore')}" for event in active):
-                self._take_advance(MAINTENANCE_PATH, told)
-
-    def _take_advance(self, path: str, detail: str) -> None:
-        """Save once for a notice after which the node goes on."""
-        if detail != self._last_advance.get(path):
+            self._ask_stop(Notice(source=path, detail=f"{action} at {when}", save_by=save_by))
+            return
+        # After a spot notice in no known format torchrun would start a run that ended here again and again.
+        detail = str(fields.get("noticeTime") or repr(value[:200]))
+        if path == MAINTENANCE_PATH:
+            events = [event for event in document if isinstance(event, dict)] if isinstance(document, list) else []
+            active = [event for event in events if event.get("State") == "active"]
+            detail = "; ".join(f"{event.get('Code')} from {event.get('NotBefore')}" for event in active)
+        if detail and detail != self._last_advance.get(path):
             self._last_advance[path] = detail
             logger.warning("%s says %s: saving a checkpoint and going on", path, detail)
             self._ask_save(Notice(source=path, detail=detail))
@@ -251,18 +245,10 @@ def poll_interval_s() -> float:
     return positive_number(POLL_VARIABLE) or POLL_INTERVAL_S
 
 
-def _json_field(text: str, name: str) -> str | None:
-    with suppress(json.JSONDecodeError):
-        document = json.loads(text)
-        if isinstance(document, dict) and isinstance(document.get(name), str):
-            return str(document[name])
-    return None
-
-
-def _unix_seconds(text: str | None) -> float:
-    """Unix seconds of a spot notice's time, like 2026-11-21T16:02:00Z; NEVER without one."""
+def _unix_seconds(text: str) -> float:
+    """Unix seconds of a spot notice's time, like 2026-11-21T16:02:00Z; NEVER of another text."""
     try:
-        return datetime.fromisoformat((text or "").replace("Z", "+00:00")).timestamp()
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except ValueError:
         return NEVER
 

@@ -10,9 +10,8 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -41,8 +40,7 @@ RANKS_TIMEOUT_S = 1800.0
 _load_state_dict = torch.optim.Optimizer.load_state_dict
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepDecision:
+class StepDecision(NamedTuple):
     """Actions of all ranks after the same step."""
 
     save: bool
@@ -80,13 +78,13 @@ class EngineRun:
         self._every = checkpoint_every
         self._keep = keep
         self._watcher = watcher or Watcher.from_environment()
-        self._ledger = Ledger(None, writer_id="")  # until the start, which an error of the set-up may precede
+        self.ledger = Ledger(None, writer_id="")  # until the start, which an error of the set-up may precede
         self._heartbeat = Heartbeat()
         self._saved_step: int | None = None
         self._saves = 0
         self._stopping = False
         self._forms: ModuleForms | None = None
-        self._told: dict[str, Any] = {}
+        self._told: dict[str, Any] = {}  # changes of the model, in the fetched checkpoint
         self._groups: list[list[list[str]]] = []  # of each optimizer at this start
         self._problem = ""
 
@@ -104,17 +102,12 @@ class EngineRun:
         return fetched
 
     def prepare(self, model: nn.Module) -> None:
-        """Note a new model's form."""
+        """Make what the checkpoint's run made in a new model, before the engine loads its tensors."""
         self._forms, self._model = ModuleForms({"model": model}), model
-        self.take_forms()
-
-    def take_forms(self) -> None:
-        """Make the places of what a fetched checkpoint's run made in the model, before the engine loads its tensors."""
-        fetched = vars(self).get("fetched")
-        if self._forms is not None and fetched and not self._told and (file := fetched.folder / CHANGES_FILE).exists():
+        if self.fetched and (file := self.fetched.folder / CHANGES_FILE).exists():
             self._told = torch.load(file, map_location="cpu", weights_only=True)
-            device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
-            self._forms.take(self._told["now"], self._told["born"], device, part="model")
+            device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+            self._forms.take(self._told["now"], self._told["born"], device)
             self._take_groups_on_load(self._told.get("groups") or [])
 
     def _take_groups_on_load(self, groups: list[list[list[str]]]) -> None:
@@ -147,13 +140,13 @@ class EngineRun:
             for optimizer in optimizers
         ]
 
-    def tell_changes(self, folder: Path, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def _tell_changes(self, folder: Path) -> None:
         """Write what the run changed into the engine's checkpoint, and warn where no resume can take it."""
         if self._forms is None:
             return
-        changes, now, groups = self._forms.changes(), self._forms.now(), self._group_names(optimizers)
+        changes, now, groups = self._forms.changes(), self._forms.now(), self._group_names(self._optimizers)
         problem = self._forms.problem(None, changes["born"])
-        if groups != self._groups and not all(map(_takes_groups, optimizers)):
+        if groups != self._groups and not all(map(_takes_groups, self._optimizers)):
             problem = problem or "the optimizer has other parameter groups than at the start"
         self._problem = warn_of_untakeable(problem, self._problem, self._ranks.rank)
         if self._ranks.local_rank == 0 and (changes["born"] or changes["trains"] or groups != self._groups):
@@ -174,17 +167,18 @@ class EngineRun:
         """
         self.step = step
         torch.optim.Optimizer.load_state_dict = _load_state_dict  # type: ignore[method-assign]
+        self._optimizers = optimizers
         self._groups = self._groups or self._group_names(optimizers)
         self._global_batch, self._order = global_batch, dict(order)
         self.files.facts = {**order, "engine": self.engine, "samples_a_step": global_batch}
         self._ranks = RankGroup(timeout_s=RANKS_TIMEOUT_S)
         self._writer_id = self._ranks.broadcast(uuid.uuid4().hex[:12])
-        self._ledger = Ledger.open(self.files.store, self._ranks.rank, writer_id=self._writer_id)
+        self.ledger = Ledger.open(self.files.store, self._ranks.rank, writer_id=self._writer_id)
         self._progress = ProgressFile(global_batch=global_batch)
         # Only for a torchrun that is gone: the engine may evaluate for hours between two steps.
         self._heartbeat.beat(limit_s=math.inf, doing="the engine's loop")
         self._watcher.start()
-        self._ledger.start(started_at=process_started_at(), world_size=self._ranks.world_size)
+        self.ledger.start(started_at=process_started_at(), world_size=self._ranks.world_size)
         try:
             self._check_resume(step)
         except TrainingError:
@@ -198,7 +192,7 @@ class EngineRun:
         if self._ranks.maximum(int(self._watcher.stop_notice is not None))[0]:
             self._stopping = True
             self.finish()
-        self._ledger.train(step)
+        self.ledger.train(step)
 
     def _check_resume(self, step: int) -> None:
         prefixes = set(self._ranks.gather(self.fetched.prefix if self.fetched else ""))
@@ -225,7 +219,7 @@ class EngineRun:
     def end_step(self, step: int, *, is_last: bool) -> StepDecision:
         """Agree with the other ranks after ``step`` steps; ``save`` is True at most once a step."""
         before, self.step = self.step, step
-        self._ledger.progress(step)
+        self.ledger.progress(step)
         if self._ranks.rank == 0:
             self._progress.update(step)
         stop, due = self._ranks.maximum(int(self._watcher.stop_notice is not None), int(self._is_due(before, step)))
@@ -237,10 +231,6 @@ class EngineRun:
     def is_saved(self) -> bool:
         """True where the newest checkpoint is of the last step."""
         return self._saved_step == self.step
-
-    def report_loss(self, step: int, loss: float) -> None:
-        """Record the loss of step ``step`` in the ledger."""
-        self._ledger.report_loss(step, loss)
 
     def _is_due(self, before: int, step: int) -> bool:
         if self._watcher.save_notice is not None:
@@ -254,7 +244,8 @@ class EngineRun:
         """Make the engine's checkpoint in ``folder`` durable: each node's files once, the manifest last."""
         if self._saved_step == step:
             return
-        self._ledger.progress(step, force=True)
+        self._tell_changes(folder)
+        self.ledger.progress(step, force=True)
         self._saves += 1
         prefix = self.files.prefix_name(step, self._writer_id, self._saves)
         self._ranks.maximum(0)  # every rank has written its files
@@ -282,7 +273,7 @@ class EngineRun:
             )
             try:
                 self.files.commit(prefix, manifest.to_bytes())
-                self._ledger.commit(step, prefix=prefix, bytes=sum(file.bytes for file in manifest.files))
+                self.ledger.save("commit", step, prefix=prefix, bytes=sum(file.bytes for file in manifest.files))
             except (CheckpointError, OSError) as error:
                 problems = [f"manifest: {error}"]
         problems = self._ranks.broadcast(problems)
@@ -294,23 +285,23 @@ class EngineRun:
             self.files.clean_up(prefix, "; ".join(problems), keep=self._keep)
         self._watcher.save_done()
         self._last_save = time.monotonic()
-        self._ledger.stall(step)
-        self._ledger.flush()
+        self.ledger.save("stall", step)
+        self.ledger.flush()
 
     def finish(self) -> None:
         """End the run: Interrupted (exit code 75) after a notice, else the ledger's last line."""
         self._heartbeat.close()
         if not self._stopping:
-            self._ledger.end("done", self.step, "all steps done")
+            self.ledger.end("done", self.step, "all steps done")
             self._watcher.close()
             self._ranks.close()
             return
-        raise leave_together(self._ranks, self._ledger, self._watcher, step=self.step, is_saved=self.is_saved)
+        raise leave_together(self._ranks, self.ledger, self._watcher, step=self.step, is_saved=self.is_saved)
 
     def fail(self, error: BaseException) -> None:
         """Record that the engine failed."""
         self._heartbeat.close()
-        self._ledger.end("failed", self.step, f"{type(error).__name__}: {error}"[:200])
+        self.ledger.end("failed", self.step, f"{type(error).__name__}: {error}"[:200])
         self._watcher.close()
 
 

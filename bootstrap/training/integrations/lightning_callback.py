@@ -20,13 +20,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bootstrap.training.errors import ConfigurationError, Interrupted
+from bootstrap.training.facts import facts_of
 from bootstrap.training.integrations.engine_run import EngineRun, StepDecision
 from bootstrap.training.sample_order import SampleOrder
 from bootstrap.training.state import random_state, restore_random_state, schedule_of
 
 _LIGHTNING_FILE = "lightning.ckpt"
-# Attributes of the order of the samples; global_batch is a forward pass's.
-_ORDER = ("global_batch", "dataset_size", "seed")
 
 
 class LightningSpotCallback(Callback):
@@ -46,11 +45,7 @@ class LightningSpotCallback(Callback):
     @property
     def checkpoint(self) -> str | None:
         """Newest valid checkpoint for ``trainer.fit(ckpt_path=...)``; None starts from the beginning."""
-        return str(self._folder / _LIGHTNING_FILE) if self._folder else None
-
-    @property
-    def _folder(self) -> Path | None:
-        return self._run.fetched.folder if self._run.fetched else None
+        return str(self._run.fetched.folder / _LIGHTNING_FILE) if self._run.fetched else None
 
     def loader(self, dataset: Dataset[Any], *, global_batch: int, **options: Any) -> DataLoader[Any]:
         """DataLoader that goes on at the exact sample; ``global_batch`` samples over all ranks a forward pass."""
@@ -63,22 +58,23 @@ class LightningSpotCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the set-up of the data."""
         self.trainer = trainer
-        if stage == "fit" and self._order is None:
+        if stage != "fit":
+            return
+        if self._order is None:
             raise ConfigurationError(
                 "the training data is no loader of this callback, so its place cannot be restored: "
                 "trainer.fit(model, spot.loader(dataset, global_batch=...), ckpt_path=spot.checkpoint)"
             )
-        if stage == "fit" and trainer.world_size > 1 and trainer._accelerator_connector.use_distributed_sampler:
+        if trainer.world_size > 1 and trainer._accelerator_connector.use_distributed_sampler:
             raise ConfigurationError(
                 "Lightning would replace the callback's order of samples: Trainer(use_distributed_sampler=False)"
             )
-        if stage == "fit" and any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        if any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             raise ConfigurationError(
                 "StochasticWeightAveraging sets itself up at an epoch's start, so a resume within an epoch would go on "
                 "without it: use Lightning's WeightAveraging"
             )
-        if stage == "fit":
-            self._run.prepare(pl_module)
+        self._run.prepare(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the ranks, and refuse a run that would not go on from its checkpoint."""
@@ -87,11 +83,11 @@ class LightningSpotCallback(Callback):
         self._run.start(
             trainer.global_step,
             global_batch=self._order.global_batch * int(trainer.accumulate_grad_batches),
-            order={**{name: getattr(self._order, name) for name in _ORDER}, "schedule": schedule},
+            order=facts_of(self._order, {"schedule": schedule}),
             optimizers=trainer.optimizers,
         )
-        own = self._folder / _random_name(trainer.global_rank) if self._folder else None
-        if own is not None and own.exists():
+        fetched = self._run.fetched
+        if fetched and (own := fetched.folder / _random_name(trainer.global_rank)).exists():
             self._random = torch.load(own, map_location="cpu", weights_only=True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -163,7 +159,6 @@ class LightningSpotCallback(Callback):
         folder.mkdir(parents=True, exist_ok=True)
         trainer.save_checkpoint(folder / _LIGHTNING_FILE)
         torch.save(random_state(pl_module.device), folder / _random_name(trainer.global_rank))
-        self._run.tell_changes(folder, trainer.optimizers)
         self._run.saved(step, folder)
         if trainer.local_rank == 0:
             shutil.rmtree(folder, ignore_errors=True)  # the store has it

@@ -34,9 +34,7 @@ class TransformersSpotCallback(TrainerCallback):
     @property
     def checkpoint(self) -> str | None:
         """Newest valid checkpoint for ``trainer.train(resume_from_checkpoint=...)``; None starts at step 0."""
-        folder = str(self._run.fetched.folder) if self._run.fetched else None
-        self._run.take_forms()
-        return folder
+        return str(self._run.fetched.folder) if self._run.fetched else None
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Prepare the model for the checkpoint's tensors."""
@@ -63,10 +61,9 @@ class TransformersSpotCallback(TrainerCallback):
             order |= config_facts(json.loads(config.to_json_string(use_diff=False)), "model.")
         order["schedule"] = schedule_of(given.get("lr_scheduler"))
         optimizer = given.get("optimizer")
-        self._optimizers = [] if optimizer is None else [optimizer]
         self._run.start(
             state.global_step, global_batch=batch * args.gradient_accumulation_steps * args.world_size, order=order,
-            optimizers=self._optimizers,
+            optimizers=[] if optimizer is None else [optimizer],
         )  # fmt: skip
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> TrainerControl:
@@ -89,12 +86,11 @@ class TransformersSpotCallback(TrainerCallback):
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **_: Any) -> None:
         """Record the loss that Trainer logs (``logging_steps``)."""
         if logs and "loss" in logs:
-            self._run.report_loss(state.global_step, logs["loss"])
+            self._run.ledger.report_loss(state.global_step, logs["loss"])
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Make Trainer's checkpoint durable."""
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        self._run.tell_changes(folder, self._optimizers)
         self._run.saved(state.global_step, folder)
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:

@@ -578,8 +578,9 @@ def test_another_model_is_an_error_and_not_a_damaged_checkpoint(tmp_path: Path) 
     for other, reason in ((nn.Linear(8, 5), "size mismatch"), (nn.Linear(8, 4, bias=False), "only one of")):
         with pytest.raises(ConfigurationError, match=reason), run_of(other, torch.optim.SGD(other.parameters())):
             raise AssertionError("it entered")
-    with pytest.raises(ConfigurationError, match="the model has not"):
-        run_of(model, torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(3))]))
+    unknown = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(3))])
+    with pytest.raises(ConfigurationError, match="the model has not"), run_of(model, unknown):
+        raise AssertionError("it entered")
     two = [{"params": [parameter]} for parameter in model.parameters()]
     with pytest.raises(ConfigurationError, match="group them as before"), run_of(model, torch.optim.SGD(two, lr=0.1)):
         raise AssertionError("it entered")
@@ -809,6 +810,14 @@ def test_a_second_optimizer_and_a_model_beside_the_first_go_on_exactly(tmp_path:
     with pytest.raises(Killed):
         train(tmp_path / "b", kill_at(5))
     assert_same(train(tmp_path / "b"), undisturbed)
+    with (
+        pytest.raises(ConfigurationError, match=r"extra.other cannot take its state.*\n.*size mismatch"),
+        small_run(model := nn.Linear(8, 200), torch.optim.Muon([model.weight]), tmp_path / "b", extra={
+            "other": (other := nn.Linear(200, 9)), "rest": torch.optim.AdamW([model.bias]),
+            "others": torch.optim.AdamW(other.parameters()), "alpha": torch.optim.AdamW([nn.Parameter(torch.zeros(1))]),
+        }),
+    ):  # fmt: skip
+        raise AssertionError("it entered")
 
 
 class Lazy(nn.Module):
@@ -905,8 +914,45 @@ def test_a_change_that_no_start_can_make_is_told_with_its_first_checkpoint(
     with pytest.raises(ConfigurationError, match="size mismatch"):
         train(12, False, lambda *_: None)
     train(12, True, lambda *_: None)  # made before the run is entered
-    with pytest.raises(ConfigurationError, match="a parameter of shape"):
-        train(16, True, lambda step, model, optimizer: model.pop(1) if step == 13 else None)
+    train(16, True, lambda step, model, optimizer: model.pop(1) if step == 13 else None)
+    assert "a parameter of shape (9, 8) that the model has no longer" in caplog.text
+
+
+@pytest.mark.parametrize("stop", [2, 5, 8])
+def test_ties_that_a_run_changes_are_changed_by_a_resume(
+    stop: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(store: Path, at_step: Callable[[int], None] = lambda step: None) -> list[Any]:
+        torch.manual_seed(0)
+        models: list[Any] = [nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))) for _ in range(2)]
+        for model in models:
+            model[3].weight = model[0].weight
+            model.register_buffer("constant", torch.full((8,), 0.5), persistent=False)
+        models[1].register_buffer("passing", torch.zeros(8), persistent=False)
+        optimizer = torch.optim.AdamW([p for model in models for p in model.parameters()], lr=0.1)
+        with small_run(models[0], optimizer, store, checkpoint_every=1, extra={"other": models[1]}) as run:
+            for step in run.steps(10):
+                at_step(step)
+                batch = torch.eye(8)[run.sample_indices(step)]
+                for model in models:
+                    if step == 3:
+                        model[2].weight, model[3].weight = model[1].weight, model[1].weight
+                    if step == 6:
+                        model[3].weight = nn.Parameter(model[0].weight.detach().clone())
+                        optimizer.add_param_group({"params": [model[3].weight]})
+                    batch = model(batch)
+                optimizer.zero_grad()
+                loss: torch.Tensor = batch.square().mean()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                models[1].passing += 1
+        return [[list(model.state_dict().values()), len(list(model.parameters()))] for model in models]
+
+    undisturbed = train(tmp_path / "a")
+    with pytest.raises(Killed):
+        train(tmp_path / "b", kill_at(stop))
+    assert_same(train(tmp_path / "b"), undisturbed)
+    assert "other.passing is not persistent" in caplog.text and "constant" not in caplog.text
 
 
 def test_an_expanded_buffer_is_restored(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_it_reads_what_the_training_writes() -> None:
     ledger.train(0)
     ledger.report_loss(6, 2.43212345)
     ledger.progress(7, force=True)
-    ledger.commit(7, bytes=1)
+    ledger.save("commit", 7, bytes=1)
     ledger.progress(8, force=True)
     ledger.end("stop", 8, "notice")
     progress = parse_progress(written)
