@@ -13,8 +13,9 @@ from optimizer.contract.units import GIB
 from optimizer.performance.case import EXPERT_CAPACITY, Case
 from optimizer.performance.frameworks import MEGATRON
 from optimizer.performance.fsdp import Moment, backward_bytes, loss_bytes
-from optimizer.performance.operations import module_passes, operations
+from optimizer.performance.operations import operations, traced
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1, ZERO2, ZERO3, Number
+from optimizer.workload.profile.records import Pass
 
 # ZeRO-3 holds the layer in use and the next one.
 GATHERED_LAYERS = 2.0
@@ -239,18 +240,14 @@ def _sample_bytes(x: Case) -> tuple[Number, Number]:
     # FSDP's gathered weights take the place of the profile's copies.
     copies = float(x.model.parameters) * x.element * (x.element == 2.0)
     copied = np.where((x.sharding >= ZERO2) & (x.data > 1), copies, 0.0)
-    none, full = (
-        np.max(
-            [
-                np.maximum(line.fixed_bytes - copied, 0.0) + line.bytes_per_sample * x.micro_batch
-                for line in traced.peak
-            ],
-            axis=0,
-        )
-        for traced in module_passes(x, profile)
-    )
+
+    def peak(pass_: Pass) -> Number:
+        grown = [line.bytes_per_sample * x.micro_batch for line in pass_.peak]
+        fixed = [np.maximum(line.fixed_bytes - copied, 0.0) for line in pass_.peak]
+        return np.asarray(np.max([a + b for a, b in zip(fixed, grown, strict=True)], axis=0))
+
     workspace = 0.0 if x.element == 2.0 else WORKSPACE_BYTES_32_BIT * profile.convolution_outputs
-    return np.where(x.checkpointing == FULL, full, none), x.micro_batch * workspace
+    return traced(x, peak), x.micro_batch * workspace
 
 
 def logits_bytes(x: Case) -> Number:

@@ -6,7 +6,7 @@ A new family is a function that yields its operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,7 +28,7 @@ from optimizer.performance.fine_tuning import (
 )
 from optimizer.performance.frameworks import MEGATRON
 from optimizer.performance.types import FULL, SELECTIVE, ZERO2, ZERO3, Number
-from optimizer.workload.profile.records import ModuleProfile, Pass
+from optimizer.workload.profile.records import BatchLine, ModuleProfile, Pass
 
 Part = Literal["matmul", "attention", "elementwise", "head"]
 PARTS: tuple[Part, ...] = ("matmul", "attention", "elementwise", "head")
@@ -391,50 +391,51 @@ def _convolutions(x: Case) -> Iterator[Operation]:
 
 def _module(x: Case, profile: ModuleProfile) -> Iterator[Operation]:
     """List a profiled module's operations."""
-    forward = profile.forward_flops
-    left = kernels.COMPILED_CNN if x.recipe.compiled else 1.0
+    forward, samples = profile.forward_flops, x.micro_batch
     convolves = 2.0 * forward.convolution > forward.total
-
-    def costs(traced: Pass) -> tuple[Number, ...]:
-        convolutions = traced.flops.convolution / max(forward.convolution, 1.0)
-        outputs = profile.convolution_outputs * x.micro_batch
-        lines = traced.product_elements, traced.traffic
-        elements, moved = (line.fixed_bytes + line.bytes_per_sample * x.micro_batch for line in lines)
-        halved = 0.5 * forward.attention * (traced.flops.attention > 0)
-        return (
-            x.micro_batch * traced.flops.matmul,
-            x.micro_batch * traced.flops.convolution,
-            (elements + PASSES_PER_PRODUCT * convolutions * outputs) * x.element,
-            x.micro_batch * (traced.flops.attention + halved),
-            moved * (left if convolves else 1.0),
-            outputs * convolutions / 3.0 * kernels.CNN_CYCLES * left * convolves,
-            float(traced.kernels),
-        )
-
-    once, again = (costs(traced) for traced in module_passes(x, profile))
-    matmul, convolution, sides, attention, moved, cycles, started = (
-        np.where(x.checkpointing == FULL, b, a) for a, b in zip(once, again, strict=True)
-    )
+    left = kernels.COMPILED_CNN if x.recipe.compiled and convolves else 1.0
+    # Outputs of convolutions, as often as they are computed in both passes.
+    passes = traced(x, lambda pass_: pass_.flops.convolution / max(forward.convolution, 1.0))
+    outputs = passes * (profile.convolution_outputs * samples)
+    elements = traced(x, lambda pass_: _of_batch(pass_.product_elements, samples))
     yield Operation(
-        name="matrix products", part="matmul", flops=matmul, flop_per_s=x.rates.peak, unit="matmul_efficiency",
-        moved=sides * kernels.PRODUCT_TRAFFIC, traffic="",
+        name="matrix products", part="matmul",
+        flops=samples * traced(x, lambda pass_: pass_.flops.matmul), flop_per_s=x.rates.peak, unit="matmul_efficiency",
+        moved=(elements + PASSES_PER_PRODUCT * outputs) * x.element * kernels.PRODUCT_TRAFFIC, traffic="",
     )  # fmt: skip
     yield Operation(
-        name="convolutions", part="matmul", flops=convolution, flop_per_s=x.rates.convolution,
-        unit="matmul_efficiency",
+        name="convolutions", part="matmul", flops=samples * traced(x, lambda pass_: pass_.flops.convolution),
+        flop_per_s=x.rates.convolution, unit="matmul_efficiency",
+    )  # fmt: skip
+    scores = traced(x, lambda pass_: pass_.flops.attention + 0.5 * forward.attention * (pass_.flops.attention > 0))
+    yield Operation(
+        name="attention", part="attention", flops=samples * scores, flop_per_s=x.rates.attention,
+        unit="attention_efficiency",
     )  # fmt: skip
     yield Operation(
-        name="attention", part="attention", flops=attention, flop_per_s=x.rates.attention, unit="attention_efficiency"
-    )
-    yield Operation(name="other kernels", flops=cycles, flop_per_s=x.rates.cycles, moved=moved, kernels=started)
+        name="other kernels", flops=outputs / 3.0 * kernels.CNN_CYCLES * left * convolves, flop_per_s=x.rates.cycles,
+        moved=traced(x, lambda pass_: _of_batch(pass_.traffic, samples)) * left,
+        kernels=traced(x, lambda pass_: float(pass_.kernels)),
+    )  # fmt: skip
 
 
-def module_passes(x: Case, profile: ModuleProfile) -> tuple[Pass, Pass]:
-    """Passes without and with activation checkpointing."""
-    width: Literal["16-bit", "32-bit"] = "16-bit" if x.element == 2.0 else "32-bit"
-    none = profile.passed(width, "none")
+def _of_batch(line: BatchLine, samples: Number) -> Number:
+    return line.fixed_bytes + line.bytes_per_sample * samples
+
+
+def _plain_pass(x: Case) -> Pass:
+    """Pass of a profiled module without activation checkpointing."""
+    assert x.model.profile is not None
+    none = x.model.profile.passed("16-bit" if x.element == 2.0 else "32-bit", "none")
     assert none is not None  # checked by Case
-    return none, profile.passed(width, "full") or none
+    return none
+
+
+def traced(x: Case, read: Callable[[Pass], Number]) -> Number:
+    """Figure of a profiled module's pass, with or without activation checkpointing."""
+    none = _plain_pass(x)
+    full = (x.model.profile and x.model.profile.passed(none.width, "full")) or none
+    return np.where(x.checkpointing == FULL, read(full), read(none))
 
 
 # A profile counts 1,872 kernels on BERT-large (26 layers with its ends), 3,570 on a Llama of 24 layers (36 such) (rows
@@ -455,12 +456,9 @@ def host_time(x: Case) -> tuple[Number, Number, Number]:
     compiled = kernels.COMPILED_HOST if x.recipe.compiled else 1.0
     shards = (x.sharding >= ZERO2) & (x.ranks > 1)
     if model.profile is not None:
-        none, _ = module_passes(x, model.profile)
         units = model.profile.blocks.count if model.profile.blocks else 1
-        # Recomputation takes the host as long again.
-        layers = none.kernels / KERNELS_PER_LAYER * (1.0 + x.repeats)
-        layers = layers + np.where((x.sharding >= ZERO2) & (x.data > 1), kernels.FSDP_HOST * units, 0.0)
-        return layers, 0.0, 0.0
+        layers = _plain_pass(x).kernels / KERNELS_PER_LAYER * (1.0 + x.repeats)
+        return layers + np.where(shards, kernels.FSDP_HOST * units, 0.0), 0.0, 0.0
     layers = model.convolutions * LAYERS_PER_CONVOLUTION * compiled
     if not model.layers:
         return layers, 0.0, 0.0
