@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import io
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -74,10 +73,7 @@ Examples:
 Presets: {", ".join(presets())}.""",
 )
 @field_options("model")
-@click.option(
-    "--instance-type",
-    help="EC2 type (p5.48xlarge): its GPUs, links and network.",
-)
+@click.option("--instance-type", help="EC2 type (p5.48xlarge): its GPUs, links and network.")
 @click.option("--gpu", help="GPU instead of a type: a key (a100-80gb) or name (H100).")
 @click.option("--gpus", type=COUNT, help="With --gpu; else 8 a node.")
 @click.option("--nodes", type=COUNT, help="Nodes.  [default: 1, or what --gpus needs at 8 a node]")
@@ -101,10 +97,7 @@ Presets: {", ".join(presets())}.""",
 )
 @click.option("--out", cls=FurtherOption, type=OutputFile(allow_dash=True), help="Where --batch writes; - prints.")
 @click.option(
-    "--explain",
-    cls=FurtherOption,
-    is_flag=True,
-    help="List the operations of a micro-batch too, with what each costs.",
+    "--explain", cls=FurtherOption, is_flag=True, help="List the operations of a micro-batch too, with what each costs."
 )
 @calibration_option
 @format_option
@@ -126,11 +119,8 @@ def command(
     where --seq-len is left out, or as many as the model takes.
     """
     if batch is not None:
-        given = [name for name in options if _given(ctx, name)]
-        if given:
-            raise click.UsageError(
-                f"--batch reads everything from its columns, not from --{given[0].replace('_', '-')}"
-            )
+        for name in filter(lambda name: _given(ctx, name), options):
+            raise click.UsageError(f"--batch reads everything from its columns, not from --{name.replace('_', '-')}")
         if output_format == "table" and _given(ctx, "output_format"):
             raise click.UsageError("--batch writes csv or json, no table for the screen")
         _estimate_table(batch, out, chosen_calibration(calibration), as_json=output_format == "json")
@@ -361,14 +351,11 @@ def _estimate_table(path: Path, out: Path | None, calibration: Calibration, *, a
     table = [
         {name: (cells | result).get(name) for name in names} for (_, cells), result in zip(rows, results, strict=True)
     ]
-    text = io.StringIO()
-    if as_json:  # cells stay text, estimates are a number, true, false or null
-        named = [{name: value for name, value in row.items() if name} for row in table]
-        text.write(json.dumps(named, indent=2, allow_nan=False) + "\n")
-    else:
-        writer = csv.DictWriter(text, fieldnames=names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: _cell(value) for name, value in row.items()} for row in table)
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        if as_json:  # cells stay text, estimates are a number, true, false or null
+            write_json([{name: value for name, value in row.items() if name} for row in table])
+        else:
+            write_csv([{name: _cell(value) for name, value in row.items()} for row in table], names)
     if out is None or str(out) == "-":
         click.echo(text.getvalue(), nl=False)
     else:
