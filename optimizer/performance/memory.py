@@ -1,6 +1,7 @@
 """Memory of the fullest rank, in bytes by part (docs/estimator.md).
 
-The peak is at the loss or at the end of the backward pass, on the first pipeline stage or the last.
+The peak is at the loss or at the end of the backward pass, on the first pipeline stage or the last. Constants without
+another source were measured on H200 with torch 2.11 (2026-11-21, data/measured_runs.csv).
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from optimizer.workload.profile.records import Pass
 
 # ZeRO-3 holds the layer in use and the next one.
 GATHERED_LAYERS = 2.0
-# cuBLAS (CUBLAS_WORKSPACE_CONFIG): 0.1 GiB beyond the equations in the smallest runs and those of 100 GiB (GPT-2 to
-# Llama 7B, H200, torch 2.11, 2026-11-21).
+# cuBLAS (CUBLAS_WORKSPACE_CONFIG): 0.1 GiB beyond the equations, from GPT-2 to Llama 7B.
 WORKSPACE_BYTES = 0.1 * GIB
 # Streams of Transformer Engine's grouped products, each with a workspace (get_num_compute_streams of
 # transformer_engine/pytorch/cpp_extensions/gemm.py).
 GROUPED_STREAMS = 4.0
-# Peak bytes a logit with a compiled loss: 5.9 to 6.6 on H200 (GPT-2, Llama 410M, 1B and 3B, torch 2.11, 2026-11-21).
+# Peak bytes a logit with a compiled loss: 5.9 to 6.6 (GPT-2, Llama 410M, 1B and 3B).
 COMPILED_LOSS_BYTES = 6.0
 # Megatron's own fused loss, of NeMo's fine-tuning too (golden_values of Megatron-LM's tests, 2026; frameworks.toml).
 MEGATRON_FUSED_LOSS_BYTES = 10.0
@@ -35,16 +35,14 @@ LOSS_TURN_BYTES = 12.0
 SAVED_PER_ACTIVATION = 2.0
 # A ResNet's max pooling of one image: 64 channels of 56 x 56, 8 bytes each.
 POOLING_INDICES_BYTES = 64.0 * 56 * 56 * 8
-# Convolution workspace in 32 bits, elements a published activation: 5.5 GiB on ResNet-50 (batch 256, fp32 and tf32,
-# H200, torch 2.11, 2026-11-21); none in bf16, nor with channels last.
+# Convolution workspace in 32 bits, elements a published activation: 5.5 GiB on ResNet-50 (batch 256); none in bf16, nor
+# with channels last.
 CNN_WORKING_32_BIT = 0.5
-# cuDNN's 32-bit workspace beyond a profile, bytes an element of convolution output: 6.3 GiB on ResNet-50 (batch 256,
-# H200, torch 2.11, fp32 and tf32, 2026-11-21); 0.1 GiB, in bf16, is left out.
+# cuDNN's 32-bit workspace beyond a profile, bytes an element of convolution output: 6.3 GiB on ResNet-50 (batch 256).
 WORKSPACE_BYTES_32_BIT = 2.4
 
-# Outside the allocator. CUDA context: 0.75 GiB (H200, torch 2.11, 2026-11-21). NCCL: 0.69 GB on 4 A100s
-# (https://github.com/NVIDIA/nccl/issues/964), for each group of ranks
-# (https://github.com/NVIDIA/nccl/issues/986), and 3.28 GB more once 8 H100s exchange all to all
+# Outside the allocator: the CUDA context, and NCCL's 0.69 GB on 4 A100s (https://github.com/NVIDIA/nccl/issues/964) for
+# each group of ranks (https://github.com/NVIDIA/nccl/issues/986), with 3.28 GB more once 8 H100s exchange all to all
 # (https://github.com/NVIDIA/nccl/issues/1685, 2025-04-16).
 CONTEXT_BYTES = 0.75 * GIB
 NCCL_BYTES = 0.69e9
@@ -52,9 +50,8 @@ ALL_TO_ALL_BYTES_PER_PEER = 3.28e9 / 7
 # Larger NVLink domains (GB200 NVL72) exchange by kernels with buffers of their own, not by NCCL's channels to each peer
 # (hybridep in the recipes of Megatron-Bridge at v0.4.1).
 MEASURED_PEERS = 8.0
-# Reserved over allocated: 0.1 to 6% in runs above 125 GiB on H200 (torch 2.11, 2026-11-21, data/measured_runs.csv),
-# with the expandable segments that bootstrap/agent sets (PYTORCH_CUDA_ALLOC_CONF,
-# https://pytorch.org/docs/stable/notes/cuda.html).
+# Reserved over allocated: 0.1 to 6% in runs above 125 GiB, with the expandable segments that bootstrap/agent sets
+# (PYTORCH_CUDA_ALLOC_CONF, https://pytorch.org/docs/stable/notes/cuda.html).
 FRAGMENTATION = 0.05
 
 
@@ -157,9 +154,9 @@ def memory(x: Case) -> PeakMemory:
 
 
 # Measured peak above the estimate that 19 of 20 rows of a layout stay below (of fewer rows, all), in rows of plain
-# PyTorch and the reference trainer on one to four H200 (data/measured_runs.csv, 2026-11-21, and
-# tests/benchmarks/results/h200_x2_trainer_202611.csv; a test compares). No layout takes less than all of them together,
-# as the rows are of one GPU model: 0.009 of 33 rows with ZeRO and of 7 with context ranks, 0.002 of 5 with experts.
+# PyTorch and the reference trainer on one to four H200 (with results/h200_x2_trainer_202611.csv; a test
+# compares). No layout takes less than all together: 0.009 of 33 rows with ZeRO and 7 with context ranks, 0.002 of 5
+# with experts.
 ALL_LAYOUTS = 0.032  # 193 rows: 0.024
 DDP_LAYOUTS = 0.035  # 19
 TENSOR = 0.038  # 5
