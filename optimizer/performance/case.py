@@ -16,7 +16,7 @@ from bootstrap.contract.trainer import span_lengths
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.units import GIB
 from optimizer.performance import kernels
-from optimizer.performance.fine_tuning import ADAPTER_BYTES, NF4_BYTES, trained_parameters
+from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import Framework, frameworks
 from optimizer.performance.rates import (
     LEAST_FP32_SHARE,
@@ -49,8 +49,6 @@ OPTIMIZERS = {
 FP8_COPIES_BYTES = 2.0
 # Tokens of the fullest expert rank over the mean: ST-MoE's capacity (arXiv:2202.08906, 2022-02).
 EXPERT_CAPACITY = 1.25
-# Attention and feed-forward block of a plain layer; a decoder's with cross-attention has one more.
-USUAL_SUBLAYERS = 2.0
 
 
 class Rates:
@@ -145,7 +143,7 @@ class Case:
         # 16-bit copies of a norm's output that products keep beyond the first: under autocast each product casts its
         # input, an encoder's queries, keys and values.
         self.input_casts = 2.0 * (model.architecture == "encoder")
-        self.sublayers = USUAL_SUBLAYERS  # attentions and feed-forward blocks
+        self.sublayers = 1.0  # attentions and feed-forward blocks, over a plain layer's two
         # Share of the layers whose window is shorter than the sequence, and of causal scores in such a window.
         self.windowed = model.windowed_layers / max(1, model.layers) if window < 1.0 else 0.0
         self.seen = window * (2.0 - window)
@@ -172,7 +170,7 @@ class Case:
         # Queries, keys, values and both gated products each cast their input (torch 2.11, ATen/autocast_mode.cpp: only
         # casts of parameters are cached); cross-attention's keys and values cast the encoder's.
         self.input_casts = 2.0 * keys + float(model.gated_mlp)
-        self.sublayers = USUAL_SUBLAYERS + decoder / model.layers
+        self.sublayers = 1.0 + 0.5 * decoder / model.layers
 
     def _read_recipe(self) -> None:
         """Set what follows from the recipe, the code and the model."""
@@ -186,7 +184,7 @@ class Case:
         self.masked_share = self.windowed if has_masks else 0.0
         # Nor has it a kernel for grouped queries in 32 bits (means of unlike layers are not such), nor has a
         # compiler one for attention that is not causal and drops.
-        grouped = self.kv < self.query and self.sublayers <= USUAL_SUBLAYERS
+        grouped = self.kv < self.query and self.sublayers <= 1.0
         lacks_kernel |= code.written_out and self.element > 2.0 and grouped
         compiled = code.written_out and recipe.compiled and not code.compiles_layers
         self.has_dropout = code.dropout and model.has_dropout
@@ -258,8 +256,8 @@ class Case:
         self.weight_bytes = self.gathered_bytes
         if tuning.four_bit:
             matrices = model.layers * (model.attention_matrix_parameters + model.expert_matrix_parameters)
-            self.weight_bytes += (NF4_BYTES - self.weight_bytes) * min(1.0, matrices / model.parameters)
-        self.weight_bytes += self.trained * (2.0 if recipe.pure else ADAPTER_BYTES)
+            self.weight_bytes += (kernels.NF4_BYTES - self.weight_bytes) * min(1.0, matrices / model.parameters)
+        self.weight_bytes += self.trained * (2.0 if recipe.pure else kernels.ADAPTER_BYTES)
         self.wide_residual, self.cast_bytes, self.autocast = self.element, 0.0, False
 
     def _share_states(self, share: float) -> None:

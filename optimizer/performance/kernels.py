@@ -126,6 +126,31 @@ HOST_S_PER_COLLECTIVE = 82e-6
 # Layers whose host time equals that of embedding, head and loss (vTrain's rows, chosen_constants_202611.md).
 END_LAYERS = 2.0
 
+# Bytes of a weight in NF4 with double quantisation (QLoRA, section 3): half a byte, one byte of scale for 64 weights,
+# and 4 bytes of its scale for 256 of those.
+NF4_BYTES = 0.5 + 1.0 / 64 + 4.0 / (64 * 256)
+# Adapters over a 16-bit base are in 32 bits (peft, get_peft_model, autocast_adapter_dtype).
+ADAPTER_BYTES = 4.0
+# Bytes a token moves at an adapter's wide sides, in units of an element. Forward: the product with A reads the input;
+# that with B writes its output, which is scaled (read, written) and added to the base's (two reads, a write). Backward:
+# the gradient is scaled (read, written) and read by two products; the product with A writes the input's gradient, which
+# is added to the base's (two reads, a write), and its weight gradient reads the input.
+ADAPTER_INPUT = (1.0, 5.0)
+ADAPTER_OUTPUT = (6.0, 4.0)
+# Fused code scales within the product with B.
+FUSED_ADAPTER_OUTPUT = (4.0, 2.0)
+# Host time of a fused layer with adapters over one that trains whole: frozen weights have no products for gradients,
+# and MLPerf's runs replay CUDA graphs; time of products with a frozen base in fused fp8 over that of trained weights.
+# Both have the least error over the runs with adapters of data/nvidia_runs.csv (2026-11-28).
+FUSED_ADAPTER_HOST, FROZEN_FP8_PRODUCT = 0.2, 1.1
+# Kernels of one adapter forward and backward: two products, scaling, sum; four products, scaling, sum. Of one 4-bit
+# weight: its scales, their offset, the weights.
+ADAPTER_KERNELS = (4.0, 6.0)
+FOUR_BIT_KERNELS = 3.0
+# Share of the memory bandwidth at which 4-bit weights are widened. Assumed; an 8B model on H100 took 31 ms a step
+# for it where this gives 45 (finetuning_h100_202611.md).
+WIDENING_EFFICIENCY = 0.5
+
 # Fused fp8: largest magnitude, scale and cast of each product's input, bytes an element.
 QUANTISE_BYTES = 6.0
 # torchao's float8 (one scale a tensor), bytes an element of a product's sides and pass: 0.86 of the 58 to 69 (compiled

@@ -7,6 +7,7 @@ another source were measured on H200 with torch 2.11 (2026-11-21, data/measured_
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -178,18 +179,13 @@ def limit_bytes(gpu_memory_bytes: Number, nccl_bytes: Number) -> Number:
     return np.maximum((gpu_memory_bytes - CONTEXT_BYTES - nccl_bytes) / (1.0 + FRAGMENTATION), 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Activations:
-    """Bytes that a micro-batch saves in a stage, of one layer's backward pass, and of one layer unsaved.
-
-    Attributes:
-        uneven: share of ``saved`` that a router adds which is not forced to balance, as NVIDIA's recipes force it.
-    """
+class Activations(NamedTuple):
+    """Bytes that a micro-batch saves in a stage, of one layer's backward pass, and of one layer unsaved."""
 
     saved: Number
     working: Number
     layer: Number
-    uneven: Number = 0.0
+    uneven: Number = 0.0  # share of ``saved`` that a router adds which is not forced to balance
 
 
 def activation_bytes(x: Case) -> Activations:

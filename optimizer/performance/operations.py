@@ -8,24 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from optimizer.performance import kernels
-from optimizer.performance.case import USUAL_SUBLAYERS, Case
-from optimizer.performance.fine_tuning import (
-    ADAPTER_INPUT,
-    ADAPTER_KERNELS,
-    ADAPTER_OUTPUT,
-    FOUR_BIT_KERNELS,
-    FROZEN_FP8_PRODUCT,
-    FUSED_ADAPTER_HOST,
-    FUSED_ADAPTER_OUTPUT,
-    NF4_BYTES,
-    WIDENING_EFFICIENCY,
-    adapted_sides,
-)
+from optimizer.performance.case import Case
+from optimizer.performance.fine_tuning import adapted_sides
 from optimizer.performance.frameworks import MEGATRON
 from optimizer.performance.types import FULL, SELECTIVE, ZERO2, ZERO3, Number
 from optimizer.workload.profile.records import BatchLine, ModuleProfile, Pass
@@ -37,7 +26,6 @@ PARTS: tuple[Part, ...] = ("matmul", "attention", "elementwise", "head")
 Unit = Literal["matmul_efficiency", "attention_efficiency", ""]
 Traffic = Literal["elementwise_traffic", ""]
 
-PASSES = (0, 1)  # forward, backward: positions in the pairs of kernels.py and fine_tuning.py
 # Products are computed in tiles of 128 rows, each expert's last half empty on average
 # (https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication, tile quantization).
 TILE_ROWS = 128.0
@@ -65,6 +53,12 @@ class Operation:
     traffic: Traffic = "elementwise_traffic"
     kernels: Number = 0.0
     kept: Number = 0.0
+
+
+def _product(name: str, flops: Number, flop_per_s: Number, sides: Number, **fields: Any) -> Operation:
+    """A matrix product or convolution, with the bytes of its ``sides`` in all passes."""
+    settings: dict[str, Any] = {"part": "matmul", "unit": "matmul_efficiency", "traffic": ""} | fields
+    return Operation(name=name, flops=flops, flop_per_s=flop_per_s, moved=sides * kernels.PRODUCT_TRAFFIC, **settings)
 
 
 def operations(x: Case) -> Iterator[Operation]:
@@ -114,15 +108,12 @@ def _product_passes(x: Case) -> Number:
 def _products(x: Case) -> Iterator[Operation]:
     """List attention's projections, which keep attention's inputs and output, and the feed-forward block."""
     model, h, passes = x.model, x.model.hidden_size, _product_passes(x)
-    peak = x.rates.peak / (FROZEN_FP8_PRODUCT if x.recipe.tuning.adapts and x.has_fused_fp8 else 1.0)
+    peak = x.rates.peak / (kernels.FROZEN_FP8_PRODUCT if x.recipe.tuning.adapts and x.has_fused_fp8 else 1.0)
 
     def product(name: str, matrix: float, weights: float, whole: float, sliced: float, kept: Number) -> list[Operation]:
         sides = weights / x.tensor + x.tokens * (whole + sliced / x.tensor)
-        row = Operation(
-            name=name, part="matmul", count=model.layers,
-            flops=passes * (2.0 * matrix) * x.tokens / x.tensor, flop_per_s=peak, unit="matmul_efficiency",
-            moved=passes * x.element * sides * kernels.PRODUCT_TRAFFIC, traffic="", kept=kept,
-        )  # fmt: skip
+        flops = passes * (2.0 * matrix) * x.tokens / x.tensor
+        row = _product(name, flops, peak, passes * x.element * sides, count=model.layers, kept=kept)
         if not x.casts_fp8 or (model.experts and name == "feed-forward"):  # torchao casts no experts
             return [row]
         moved = (kernels.COMPILED_FP8_CAST if x.recipe.compiled else kernels.FP8_CAST) * passes * sides
@@ -279,7 +270,7 @@ def _elementwise(x: Case) -> Iterator[Operation]:
         yield Operation(name="joins of the context ring", count=model.layers, moved=x.tokens * joined, kept=kept)
     each = kernels.WRITTEN_KERNELS if by_hand else kernels.FUSED_KERNELS
     layers = model.layers * (1.0 + 2.0 * x.live_share) / 3.0
-    starts = x.sublayers / USUAL_SUBLAYERS * each * (3.0 + x.repeats)
+    starts = x.sublayers * each * (3.0 + x.repeats)
     yield Operation(name="starts of kernels", count=layers, kernels=starts)
 
 
@@ -298,12 +289,11 @@ def _experts(x: Case) -> Iterator[Operation]:
     # does it (MLP.forward in megatron/core/transformer/mlp.py at d98e8a6; moe_act repeats it).
     output = (1.0 if x.has_fused_fp8 else x.expert_element) + x.element * (is_megatron and not model.gated_mlp)
     kept = x.expert_element * x.gate_inputs + output * ("moe_act" not in x.recipe.recomputed)
-    yield Operation(
-        name="experts", part="matmul", count=model.mixture_layers,
-        flops=passes * 2.0 * (rows + local * TILE_ROWS / 2.0) * expert_matrix,
-        flop_per_s=np.where(x.experts_in_32_bits, x.rates.fp32, x.rates.expert * speed), unit="matmul_efficiency",
-        moved=passes * x.expert_element * sides * (model.layers / model.mixture_layers) * kernels.PRODUCT_TRAFFIC,
-        traffic="", kept=kept * x.routed * x.kept_capacity / x.tensor,
+    yield _product(
+        "experts", passes * 2.0 * (rows + local * TILE_ROWS / 2.0) * expert_matrix,
+        np.where(x.experts_in_32_bits, x.rates.fp32, x.rates.expert * speed),
+        passes * x.expert_element * sides * (model.layers / model.mixture_layers),
+        count=model.mixture_layers, kept=kept * x.routed * x.kept_capacity / x.tensor,
     )  # fmt: skip
     rows = model.experts_per_token * x.capacity * h * model.mixture_layers / model.layers
     moved = kernels.PERMUTE if fused else kernels.WRITTEN_PERMUTE
@@ -321,8 +311,8 @@ def _adapters(x: Case) -> Iterator[Operation]:
     """List LoRA's products, and the widening of a 4-bit base."""
     inputs, outputs, count = adapted_sides(x.model, x.recipe.tuning)
     layers, again = x.model.layers, x.checkpoints
-    of_output = FUSED_ADAPTER_OUTPUT if x.code.fused_kernels else ADAPTER_OUTPUT
-    forward, backward = (ADAPTER_INPUT[i] * inputs + of_output[i] * outputs for i in PASSES)
+    of_output = kernels.FUSED_ADAPTER_OUTPUT if x.code.fused_kernels else kernels.ADAPTER_OUTPUT
+    forward, backward = (kernels.ADAPTER_INPUT[i] * inputs + of_output[i] * outputs for i in (0, 1))
     # Frozen norms that are written out keep no normalised input, and a product without an adapter no input; an adapter
     # keeps its inner vector.
     unsaved = 2.0 * x.element * x.model.gated_mlp * x.model.hidden_size * (not x.has_fused_norms)
@@ -337,7 +327,7 @@ def _adapters(x: Case) -> Iterator[Operation]:
     )  # fmt: skip
     yield Operation(name="adapters' kernels", count=layers, kernels=further_kernels(x, again))
     if x.recipe.tuning.four_bit:
-        moved = (2.0 + again) * x.matrix / x.tensor * (NF4_BYTES + x.element) / WIDENING_EFFICIENCY
+        moved = (2.0 + again) * x.matrix / x.tensor * (kernels.NF4_BYTES + x.element) / kernels.WIDENING_EFFICIENCY
         yield Operation(name="widening of 4-bit weights", part="matmul", count=layers, moved=moved, traffic="")
 
 
@@ -346,8 +336,8 @@ def further_kernels(x: Case, again: Number) -> Number:
     if not x.recipe.tuning.adapts:
         return 0.0
     count = adapted_sides(x.model, x.recipe.tuning)[2]
-    widened = x.recipe.tuning.four_bit * (4.0 + x.model.matrices_per_ffn) * FOUR_BIT_KERNELS
-    return count * (ADAPTER_KERNELS[0] * (1.0 + again) + ADAPTER_KERNELS[1]) + widened * (2.0 + again)
+    widened = x.recipe.tuning.four_bit * (4.0 + x.model.matrices_per_ffn) * kernels.FOUR_BIT_KERNELS
+    return count * (kernels.ADAPTER_KERNELS[0] * (1.0 + again) + kernels.ADAPTER_KERNELS[1]) + widened * (2.0 + again)
 
 
 def _head(x: Case) -> Iterator[Operation]:
@@ -355,11 +345,8 @@ def _head(x: Case) -> Iterator[Operation]:
     h, logits = x.model.hidden_size, x.model.vocab_size / x.tensor
     sides = x.element * (h * logits + x.head_tokens * (h + logits))
     passes = 2.0 + x.trains_head
-    yield Operation(
-        name="output projection", part="head",
-        flops=passes * 2.0 * x.head_tokens * h * logits, flop_per_s=x.rates.head, unit="matmul_efficiency",
-        moved=passes * sides * kernels.PRODUCT_TRAFFIC, traffic="",
-    )  # fmt: skip
+    flops = passes * 2.0 * x.head_tokens * h * logits
+    yield _product("output projection", flops, x.rates.head, passes * sides, part="head")
     bytes_a_logit = x.code.loss_traffic_bytes
     if x.recipe.compiled:
         bytes_a_logit = min(bytes_a_logit, kernels.COMPILED_CROSS_ENTROPY)
@@ -378,11 +365,8 @@ def _convolutions(x: Case) -> Iterator[Operation]:
     """List a CNN's operations, or those of the convolutions in front of an encoder."""
     outputs = x.micro_batch * x.model.activations_per_sample
     left = kernels.COMPILED_CNN if x.recipe.compiled else 1.0
-    yield Operation(
-        name="convolutions", part="matmul",
-        flops=3.0 * x.micro_batch * x.model.flops_per_sample, flop_per_s=x.rates.convolution, unit="matmul_efficiency",
-        moved=3.0 * PASSES_PER_PRODUCT * outputs * x.element * kernels.PRODUCT_TRAFFIC, traffic="",
-    )  # fmt: skip
+    flops = 3.0 * x.micro_batch * x.model.flops_per_sample
+    yield _product("convolutions", flops, x.rates.convolution, 3.0 * PASSES_PER_PRODUCT * outputs * x.element)
     yield Operation(name="batch norms and activations", moved=outputs * x.element * kernels.CNN_PASSES * left)
     if not x.model.layers:
         cycles = (outputs * kernels.CNN_CYCLES + x.micro_batch * kernels.STEM_CYCLES) * left
@@ -398,15 +382,9 @@ def _module(x: Case, profile: ModuleProfile) -> Iterator[Operation]:
     passes = traced(x, lambda pass_: pass_.flops.convolution / max(forward.convolution, 1.0))
     outputs = passes * (profile.convolution_outputs * samples)
     elements = traced(x, lambda pass_: _of_batch(pass_.product_elements, samples))
-    yield Operation(
-        name="matrix products", part="matmul",
-        flops=samples * traced(x, lambda pass_: pass_.flops.matmul), flop_per_s=x.rates.peak, unit="matmul_efficiency",
-        moved=(elements + PASSES_PER_PRODUCT * outputs) * x.element * kernels.PRODUCT_TRAFFIC, traffic="",
-    )  # fmt: skip
-    yield Operation(
-        name="convolutions", part="matmul", flops=samples * traced(x, lambda pass_: pass_.flops.convolution),
-        flop_per_s=x.rates.convolution, unit="matmul_efficiency",
-    )  # fmt: skip
+    sides = (elements + PASSES_PER_PRODUCT * outputs) * x.element
+    yield _product("matrix products", samples * traced(x, lambda pass_: pass_.flops.matmul), x.rates.peak, sides)
+    yield _product("convolutions", samples * traced(x, lambda pass_: pass_.flops.convolution), x.rates.convolution, 0.0)
     scores = traced(x, lambda pass_: pass_.flops.attention + 0.5 * forward.attention * (pass_.flops.attention > 0))
     yield Operation(
         name="attention", part="attention", flops=samples * scores, flop_per_s=x.rates.attention,
@@ -462,12 +440,12 @@ def host_time(x: Case) -> tuple[Number, Number, Number]:
     layers = model.convolutions * LAYERS_PER_CONVOLUTION * compiled
     if not model.layers:
         return layers, 0.0, 0.0
-    plain = x.sublayers / USUAL_SUBLAYERS * (kernels.LLAMA_HOST if model.gated_mlp and written else 1.0)
+    plain = x.sublayers * (kernels.LLAMA_HOST if model.gated_mlp and written else 1.0)
     # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
     dtensor = np.where(x.tensor > 1, kernels.DTENSOR_HOST, 1.0) if written else 1.0
     each = plain * compiled * dtensor * (1.0 + x.repeats) + np.where(shards, kernels.FSDP_HOST, 0.0)
     if x.recipe.tuning.adapts and not written:
-        each = each * FUSED_ADAPTER_HOST
+        each = each * kernels.FUSED_ADAPTER_HOST
     else:  # an adapter's host time is as its kernels
         each = each * (1.0 + further_kernels(x, x.repeats) / (kernels.WRITTEN_KERNELS * (3.0 + x.repeats)))
     each = each * (1.0 + 2.0 * x.live_share) / 3.0
