@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import chain
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bootstrap.contract.words import counted
+from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import InstanceType
 from optimizer.contract.plan import Parallelism
 from optimizer.contract.units import GIB
@@ -22,20 +22,20 @@ from optimizer.performance.types import (
     CHECKPOINTINGS,
     DDP,
     SHARDINGS,
+    ZERO1,
     Bools,
     Estimates,
     Floats,
     Grid,
     Hardware,
     Ints,
+    Recipe,
     take_rows,
 )
 from optimizer.search.layouts import (
     GRID_COLUMNS,
     SPLITS,
     LayoutTable,
-    allowed_checkpointings,
-    allowed_shardings,
     build_layouts,
     describe_layout,
 )
@@ -45,6 +45,9 @@ from optimizer.search.problem import Problem, Rejection
 SAME = 0.01
 # Configurations whose intermediate arrays stay in the processor's cache.
 CHUNK = 8192
+# Shardings of frameworks that have only some: Megatron's distributed optimizer is ZeRO-1
+# (https://github.com/NVIDIA/Megatron-LM docs/source/api-guide/dist_optimizer.md).
+_SHARDINGS = dict.fromkeys(("megatron", "megatron-core", "nemo", "nemo-fp32"), (DDP, ZERO1))
 _PIPELINE = 1 << SPLITS.index("pipeline")  # of LayoutTable.splits
 # Arrays over the configurations beside the layouts.
 _ARRAYS = ("sharding", "checkpointing", "relative_error", "train_hours")
@@ -109,6 +112,19 @@ def _read_machines(problem: Problem, instances: Iterable[InstanceType]) -> list[
     ]
 
 
+def allowed_shardings(recipe: Recipe) -> Ints:
+    """Shardings that the framework has and the request allows, as in Grid; InvalidInputError where there is none."""
+    supported = _SHARDINGS.get(recipe.framework, range(len(SHARDINGS)))
+    allowed = [sharding for sharding in supported if SHARDINGS[sharding] in recipe.shardings]
+    if not allowed:
+        raise InvalidInputError(
+            f"sharding is {', '.join(recipe.shardings)}",
+            limit=f"{recipe.framework} has {', '.join(SHARDINGS[sharding] for sharding in supported)}",
+            next_step="leave --sharding out, or choose another --framework",
+        )
+    return np.array(allowed)
+
+
 class SearchSpace:
     """Every configuration of instance types that share one table of layouts.
 
@@ -126,12 +142,26 @@ class SearchSpace:
         recipe, calibration, model = problem.recipe, problem.calibration, problem.model
         self.table, self.splits = table, table.splits
         self.shardings = allowed_shardings(recipe)
-        self.checkpointings = allowed_checkpointings(model)
+        # The least recomputation first.
+        self.checkpointings = np.array([CHECKPOINTINGS.index(name) for name in model.checkpointings])
         self.can_shard = (table.data * table.context > 1) | (self.shardings == DDP)[:, None, None]
         self.configurations = int(np.count_nonzero(self.can_shard)) * self.checkpointings.size
         self._steps = problem.amount.steps
         self._machines = _read_machines(problem, instances)
-        self._find_memory()
+        # Memory depends on the GPU by a workspace alone, so the machine with the largest stands for all.
+        case = max((machine.case for machine in self._machines), key=lambda case: case.rates.product_workspace)
+        size = table.size
+        self.p95_gib = np.empty((self.shardings.size, self.checkpointings.size, size))
+        self.nccl_gib = np.empty(size)
+        settings: dict[str, Any] = {
+            "sharding": self.shardings[:, None, None].astype(float),
+            "checkpointing": self.checkpointings[:, None].astype(float),
+        }
+        for start in range(0, size, CHUNK):
+            row = np.arange(start, min(start + CHUNK, size))
+            held = memory(case.moved(**self._columns(row), **settings))
+            self.nccl_gib[row] = held.nccl / GIB
+            self.p95_gib[..., row] = np.where(self.can_shard[..., row], held.p95 / GIB, np.inf)
         # Errors of each machine on one node, on several, and with a pipeline over several; bits of unmeasured splits.
         self._errors: Floats = np.array(
             [
@@ -149,22 +179,6 @@ class SearchSpace:
                 for i in instances
             ]
         )
-
-    def _find_memory(self) -> None:
-        # Memory depends on the GPU by a workspace alone, so the machine with the largest stands for all.
-        case = max((machine.case for machine in self._machines), key=lambda case: case.rates.product_workspace)
-        size = self.table.size
-        self.p95_gib = np.empty((self.shardings.size, self.checkpointings.size, size))
-        self.nccl_gib = np.empty(size)
-        settings: dict[str, Any] = {
-            "sharding": self.shardings[:, None, None].astype(float),
-            "checkpointing": self.checkpointings[:, None].astype(float),
-        }
-        for start in range(0, size, CHUNK):
-            row = np.arange(start, min(start + CHUNK, size))
-            held = memory(case.moved(**self._columns(row), **settings))
-            self.nccl_gib[row] = held.nccl / GIB
-            self.p95_gib[..., row] = np.where(self.can_shard[..., row], held.p95 / GIB, np.inf)
 
     def _columns(self, row: Ints) -> dict[str, Any]:
         return {name: getattr(self.table, name)[row].astype(float) for name in GRID_COLUMNS}
@@ -236,7 +250,7 @@ def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fa
     recipe, max_nodes = problem.recipe, problem.request.constraints.max_nodes
     results: dict[str, Fastest | Rejection] = {}
     # Types of one shape (ranks of a node, most nodes) share a table of layouts.
-    by_shape: dict[tuple[int, int], dict[Any, list[InstanceType]]] = {}
+    by_shape: dict[tuple[int, int], list[InstanceType]] = {}
     for instance in instances:
         if recipe.precision not in instance.gpu.peak_tflop_per_s:
             known = ", ".join(sorted(instance.gpu.peak_tflop_per_s))
@@ -250,29 +264,19 @@ def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fa
             continue
         # A fraction of a GPU shares its network and host with strangers: no gang of them.
         shape = (instance.ranks, max_nodes if instance.gpu_count >= 1 else 1)
-        # Estimates depend on GPU, links and network, not on disks, and on vCPUs only where they prepare samples.
-        hardware = Hardware.from_instance_type(instance)
-        other = {"gpu"} if recipe.samples_per_vcpu_s else {"gpu", "loader_workers"}
-        facts = tuple(getattr(hardware, field.name) for field in fields(Hardware) if field.name not in other)
-        by_shape.setdefault(shape, {}).setdefault((instance.gpu.key, facts), []).append(instance)
+        by_shape.setdefault(shape, []).append(instance)
     for (ranks, most), alike in by_shape.items():
         table = build_layouts(problem, ranks=ranks, nodes=range(1, most + 1))
-        groups = list(alike.values())
         if not table.size:
             batch = problem.amount.global_batch
             reason = f"a global batch of {batch} cannot be split evenly over {counted(ranks, 'GPU')} a node"
-            for instance in chain.from_iterable(groups):
+            for instance in alike:
                 results[instance.name] = Rejection(instance.name, reason, "global_batch", batch, ranks)
             continue
-        space = SearchSpace(problem, [group[0] for group in groups], table)
-        for machine, group in enumerate(groups):
-            fastest = space.find_fastest(machine, group[0])
-            for instance in group:
-                results[instance.name] = (
-                    replace(fastest, instance=instance)
-                    if fastest.nodes.size
-                    else _reject_memory(space, machine, instance)
-                )
+        space = SearchSpace(problem, alike, table)
+        for machine, instance in enumerate(alike):
+            fastest = space.find_fastest(machine, instance)
+            results[instance.name] = fastest if fastest.nodes.size else _reject_memory(space, machine, instance)
     return [results[instance.name] for instance in instances]
 
 

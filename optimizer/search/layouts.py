@@ -13,18 +13,14 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from bootstrap.contract.words import counted
-from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.legality import legal
-from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, ZERO1, Grid, Ints, Recipe
+from optimizer.performance.types import Grid, Ints
 from optimizer.search.problem import AXES, Problem
 from optimizer.workload.model import ModelSpec
 
 SPLITS = AXES[1:]
 # Least tokens of a context rank: a quarter of Llama 3's, 8192 on each of 16 ranks (arXiv:2407.21783, table 4).
 MIN_CONTEXT_TOKENS = 2048
-# Shardings of frameworks that have only some: Megatron's distributed optimizer is ZeRO-1
-# (https://github.com/NVIDIA/Megatron-LM docs/source/api-guide/dist_optimizer.md).
-_SHARDINGS = dict.fromkeys(("megatron", "megatron-core", "nemo", "nemo-fp32"), (DDP, ZERO1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,24 +107,6 @@ def _add_virtual_stages(model: ModelSpec, columns: dict[str, Ints]) -> LayoutTab
     order = np.argsort(columns["nodes"][row], kind="stable")
     row = row[order]
     return LayoutTable(**{name: values[row] for name, values in columns.items()}, virtual_stages=stages[order])
-
-
-def allowed_shardings(recipe: Recipe) -> Ints:
-    """Shardings that the framework has and the request allows, as in Grid; InvalidInputError where there is none."""
-    supported = _SHARDINGS.get(recipe.framework, range(len(SHARDINGS)))
-    allowed = [sharding for sharding in supported if SHARDINGS[sharding] in recipe.shardings]
-    if not allowed:
-        raise InvalidInputError(
-            f"sharding is {', '.join(recipe.shardings)}",
-            limit=f"{recipe.framework} has {', '.join(SHARDINGS[sharding] for sharding in supported)}",
-            next_step="leave --sharding out, or choose another --framework",
-        )
-    return np.array(allowed)
-
-
-def allowed_checkpointings(model: ModelSpec) -> Ints:
-    """Activation checkpointings that the model can have, as in Grid, the least recomputation first."""
-    return np.array([CHECKPOINTINGS.index(name) for name in model.checkpointings])
 
 
 def describe_layout(table: LayoutTable, row: int, sharding: str) -> str:

@@ -155,8 +155,8 @@ def find_reach(request: FleetRequest, model: ModelSpec, seq_len: int) -> Reach:
     )
 
 
-def _build_recipe(work: Workload, model: ModelSpec, reach: Reach) -> Recipe:
-    """Build the recipe that all configurations share."""
+def _check_workload(work: Workload, model: ModelSpec) -> None:
+    """Refuse a workload that the model cannot have; a plan needs the sequence length that the run will have."""
     if model.architecture == "module":
         _check_module(work, model)
     elif work.seq_len is None and not model.counts_samples:
@@ -174,18 +174,6 @@ def _build_recipe(work: Workload, model: ModelSpec, reach: Reach) -> Recipe:
             why="a quantised checkpoint is made for inference: it has lost what training starts from",
             next_step="name the checkpoint that it was made from, or --method qlora for adapters over a 4-bit base",
         )
-    return build_recipe(
-        model,
-        seq_len=None if model.counts_samples else work.seq_len,
-        framework=reach.framework,
-        precision=work.precision,
-        optimizer=work.optimizer,
-        compiled=work.compiled,
-        tuning=work.tuning,
-        shardings=reach.shardings,
-        target_len=work.target_len,
-        samples_per_vcpu_s=work.samples_per_vcpu_s,
-    )
 
 
 def _check_module(work: Workload, model: ModelSpec) -> None:
@@ -234,8 +222,20 @@ class Problem:
         """
         model = model or resolve_model(request.model)
         work, limits = request.workload, request.constraints
+        _check_workload(work, model)
         reach = find_reach(request, model, work.seq_len or 1)
-        recipe = _build_recipe(work, model, reach)
+        recipe = build_recipe(
+            model,
+            seq_len=None if model.counts_samples else work.seq_len,
+            framework=reach.framework,
+            precision=work.precision,
+            optimizer=work.optimizer,
+            compiled=work.compiled,
+            tuning=work.tuning,
+            shardings=reach.shardings,
+            target_len=work.target_len,
+            samples_per_vcpu_s=work.samples_per_vcpu_s,
+        )
         catalog = _with_quotes(catalog, limits.quotes)
         regions = _match(limits.regions, catalog.regions(), fnmatchcase, catalog.check_region)
         for owned in limits.existing_reservations:

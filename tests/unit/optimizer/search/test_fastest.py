@@ -20,7 +20,14 @@ from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Hardware, Recipe
 from optimizer.search import layouts
-from optimizer.search.fastest import SAME, Fastest, SearchSpace, estimate_configurations, find_fastest
+from optimizer.search.fastest import (
+    SAME,
+    Fastest,
+    SearchSpace,
+    allowed_shardings,
+    estimate_configurations,
+    find_fastest,
+)
 from optimizer.search.problem import AXES, Rejection
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
@@ -137,7 +144,7 @@ def test_the_search_finds_what_brute_force_finds(
     most = nodes if instance.gpu_count >= 1 else 1
     asked = make_problem(model, recipe, samples=samples, global_batch=batch, max_nodes=nodes, instance_types=(name,))
     (result,) = find_fastest(asked, [instance])
-    allowed = layouts.allowed_shardings(recipe)
+    allowed = allowed_shardings(recipe)
     measured = measured_splits(instance.gpu, recipe.framework)
     total = 0
     wanted: list[tuple[int, float, tuple[int, ...]]] = []
