@@ -66,6 +66,7 @@ COMMANDS = {name: line for section in SECTIONS.values() for name, line in sectio
 
 # Commands of earlier versions and options that went last, and what does their work now; docs/CHANGELOG.md has all.
 GONE = {
+    "what-if --points": "--against deadline=12h,24h,3d names the points; nodes and budget likewise",
     "simulate --restart-p95-hours": "every restart takes --restart-hours: the longest ones show a deadline's risk",
     "completion": "source <(_GPUFLEET_COMPLETE=bash_source gpufleet) does it; zsh_source, fish_source likewise",
     "trace": "torch.profiler in the training's own loop takes one; gpufleet status names a slow rank",

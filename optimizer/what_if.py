@@ -23,6 +23,7 @@ from optimizer.search.problem import Problem
 from optimizer.search.ranking import rank_first
 
 Axis = Literal["deadline", "nodes", "budget"]
+POINTS = 8
 _CONSTRAINTS: dict[Axis, str] = {"deadline": "deadline_hours", "budget": "budget_usd"}
 
 
@@ -36,24 +37,19 @@ class CurvePoint:
 
 
 def find_curves(
-    request: FleetRequest,
-    catalog: Catalog,
-    calibration: Calibration,
-    *,
-    axes: Mapping[Axis, Sequence[float]],
-    points: int,
+    request: FleetRequest, catalog: Catalog, calibration: Calibration, axes: Mapping[Axis, Sequence[float]]
 ) -> list[CurvePoint]:
     """Find the points of the curves.
 
     Args:
         request: its deadline is not used against deadlines, nor its budget against budgets; its objective never is.
-        axes: the curves with their values; without values, ``points`` from the fastest to the cheapest plan.
+        axes: the curves with their values; without values, POINTS from the fastest to the cheapest plan.
     """
     problem = Problem.resolve(request, catalog, calibration)
     tables, _ = find_candidates(problem)
     curve_points = []
     for against, values in axes.items():
-        for value in sorted(set(values)) or _choose_values(problem, tables, against, points):
+        for value in sorted(set(values)) or _choose_values(problem, tables, against):
             if against == "nodes":
                 plan = _find_within(
                     problem, [table.keep(np.flatnonzero(table.nodes == value)) for table in tables], against
@@ -64,7 +60,7 @@ def find_curves(
     return curve_points
 
 
-def _choose_values(problem: Problem, tables: Sequence[CandidateTable], against: Axis, points: int) -> list[float]:
+def _choose_values(problem: Problem, tables: Sequence[CandidateTable], against: Axis) -> list[float]:
     if against == "nodes":
         known = {int(nodes) for table in tables for nodes in table.fastest.nodes}
         return [float(nodes) for nodes in sorted(known & {factor << power for power in range(10) for factor in (1, 3)})]
@@ -77,7 +73,7 @@ def _choose_values(problem: Problem, tables: Sequence[CandidateTable], against: 
     if not needs:
         return []
     # Rounded up to three digits, so that the plan of each end is within.
-    return sorted({_round_up(value) for value in np.geomspace(min(needs), max(needs), points).tolist()})
+    return sorted({_round_up(value) for value in np.geomspace(min(needs), max(needs), POINTS).tolist()})
 
 
 def _find_within(problem: Problem, tables: Sequence[CandidateTable], against: Axis) -> FleetPlan | None:

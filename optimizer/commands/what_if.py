@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from optimizer.catalog import load
-from optimizer.commands.long_help import FurtherOption
 from optimizer.commands.output import format_option, write_notes, write_rows, write_truer
 from optimizer.commands.progress import patience
 from optimizer.commands.recommend import command as recommend_command
@@ -81,19 +80,10 @@ Example:
     help="Curve to show: deadline, nodes or budget, also with the values to try (deadline=12h,3d; nodes=1,2,4; "
     "budget=100,1k); repeatable.  [default: all three]",
 )
-@click.option(
-    "--points",
-    cls=FurtherOption,
-    type=click.IntRange(2, 100),
-    default=8,
-    show_default=True,
-    help="Points of a curve without values, from the fastest plan to the cheapest.",
-)
 @calibration_option
 @format_option
 def command(
     against: tuple[str, ...],
-    points: int,
     calibration: Path | None,
     output_format: str,
     request_file: Path | None,
@@ -119,13 +109,7 @@ def command(
     catalog = load()
     write_notes(catalog.notes)
     with patience("searching the points of the curves"):
-        curve_points = find_curves(
-            request,
-            catalog,
-            chosen_calibration(calibration),
-            axes=curves,
-            points=points,
-        )
+        curve_points = find_curves(request, catalog, chosen_calibration(calibration), curves)
     if not any(point.plan for point in curve_points):
         given_values = " and ".join(f"values of {name}" for name, values in curves.items() if values)
         raise NothingFeasibleError(

@@ -187,7 +187,7 @@ def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPu
     keep = ((nodes > owned) == topped_up) & ((base == 0) | (nodes > base))
     rented = np.where(topped_up, nodes - owned, 0)[keep]
     configuration, purchase, base, nodes = configuration[keep], purchase[keep], base[keep], nodes[keep].astype(float)
-    is_whole = fastest.sharding == DDP
+    layouts, is_whole = fastest.columns, fastest.columns["sharding"] == DDP
     # One node writes the last state of DDP, which every rank holds whole, as in FleetPlan.
     step_s = fastest.train_hours * 3600 / problem.amount.steps
     last_writers = np.where(is_whole, 1, fastest.nodes)
@@ -216,7 +216,7 @@ def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPu
         problem.recipe.framework,
         nodes=nodes,
         gpus_per_node=gpus_per_node,
-        writers=np.where(is_whole, np.minimum(fastest.nodes, fastest.layouts.pipeline), fastest.nodes)[configuration],
+        writers=np.where(is_whole, np.minimum(fastest.nodes, layouts["pipeline"]), fastest.nodes)[configuration],
         usd=bought.checkpoint_usd,
     )
     outcome = predict_outcome(

@@ -30,14 +30,13 @@ from optimizer.performance.types import (
     Hardware,
     Ints,
     Recipe,
-    take_rows,
 )
 from optimizer.search.layouts import (
-    GRID_COLUMNS,
     SPLITS,
-    LayoutTable,
+    Layouts,
     build_layouts,
     describe_layout,
+    split_bits,
 )
 from optimizer.search.problem import Problem, Rejection
 
@@ -48,9 +47,7 @@ CHUNK = 8192
 # Shardings of frameworks that have only some: Megatron's distributed optimizer is ZeRO-1
 # (https://github.com/NVIDIA/Megatron-LM docs/source/api-guide/dist_optimizer.md).
 _SHARDINGS = dict.fromkeys(("megatron", "megatron-core", "nemo", "nemo-fp32"), (DDP, ZERO1))
-_PIPELINE = 1 << SPLITS.index("pipeline")  # of LayoutTable.splits
-# Arrays over the configurations beside the layouts.
-_ARRAYS = ("sharding", "checkpointing", "relative_error", "train_hours")
+_PIPELINE = 1 << SPLITS.index("pipeline")  # of split_bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +57,13 @@ class Fastest:
     A node count has up to two: the fastest of measured splits, and of all splits, where that is faster.
 
     Attributes:
+        columns: fields of Grid by name.
         relative_error: of the estimates, standard deviation of the log.
         configurations: number of legal configurations; all that fit were evaluated.
     """
 
     instance: InstanceType
-    layouts: LayoutTable
-    sharding: Ints
-    checkpointing: Ints
+    columns: Layouts
     relative_error: Floats
     train_hours: Floats
     configurations: int
@@ -75,22 +71,22 @@ class Fastest:
     def only(self, index: int) -> Fastest:
         """Return the one configuration of an index."""
         rows = slice(index, index + 1)
-        arrays = {name: getattr(self, name)[rows] for name in _ARRAYS}
-        return replace(self, layouts=take_rows(self.layouts, rows), **arrays)
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return replace(
+            self, columns=columns, relative_error=self.relative_error[rows], train_hours=self.train_hours[rows]
+        )
 
     @property
     def nodes(self) -> Ints:
         """Node count of each configuration."""
-        return self.layouts.nodes
+        return self.columns["nodes"]
 
     def parallelism(self, index: int) -> Parallelism:
         """One configuration, as a plan has it."""
-        columns = {name: int(getattr(self.layouts, name)[index]) for name in GRID_COLUMNS if name != "nodes"}
-        names = {
-            "sharding": SHARDINGS[self.sharding[index]],
-            "activation_checkpointing": CHECKPOINTINGS[self.checkpointing[index]],
-        }
-        return Parallelism.model_validate(columns | names)
+        row: dict[str, Any] = {name: int(values[index]) for name, values in self.columns.items() if name != "nodes"}
+        row["sharding"] = SHARDINGS[row["sharding"]]
+        row["activation_checkpointing"] = CHECKPOINTINGS[row.pop("checkpointing")]
+        return Parallelism.model_validate(row)
 
 
 class _Machine(NamedTuple):
@@ -138,19 +134,19 @@ class SearchSpace:
         p95_gib, nccl_gib: memory at p95 of each setting, infinite where it cannot shard, and NCCL's of each row.
     """
 
-    def __init__(self, problem: Problem, instances: Sequence[InstanceType], table: LayoutTable) -> None:
+    def __init__(self, problem: Problem, instances: Sequence[InstanceType], table: Layouts) -> None:
         recipe, calibration, model = problem.recipe, problem.calibration, problem.model
-        self.table, self.splits = table, table.splits
+        self.table, self.splits = table, split_bits(table)
         self.shardings = allowed_shardings(recipe)
         # The least recomputation first.
         self.checkpointings = np.array([CHECKPOINTINGS.index(name) for name in model.checkpointings])
-        self.can_shard = (table.data * table.context > 1) | (self.shardings == DDP)[:, None, None]
+        self.can_shard = (table["data"] * table["context"] > 1) | (self.shardings == DDP)[:, None, None]
         self.configurations = int(np.count_nonzero(self.can_shard)) * self.checkpointings.size
         self._steps = problem.amount.steps
         self._machines = _read_machines(problem, instances)
         # Memory depends on the GPU by a workspace alone, so the machine with the largest stands for all.
         case = max((machine.case for machine in self._machines), key=lambda case: case.rates.product_workspace)
-        size = table.size
+        size = self.splits.size
         self.p95_gib = np.empty((self.shardings.size, self.checkpointings.size, size))
         self.nccl_gib = np.empty(size)
         settings: dict[str, Any] = {
@@ -181,7 +177,7 @@ class SearchSpace:
         )
 
     def _columns(self, row: Ints) -> dict[str, Any]:
-        return {name: getattr(self.table, name)[row].astype(float) for name in GRID_COLUMNS}
+        return {name: values[row].astype(float) for name, values in self.table.items()}
 
     def limit_gib(self, machine: int) -> Floats:
         """Memory that each row may have."""
@@ -205,8 +201,8 @@ class SearchSpace:
             case = self._machines[machine].case.moved(**columns)
             parts_s = step_seconds(StepTable(case), self._machines[machine].coefficients)
             hours[piece] = self._steps * np.asarray(sum(parts_s.values())) / 3600
-        slot = self.table.nodes[row] * 2 + self.is_unmeasured(machine, row)
-        best = np.full((int(self.table.nodes.max()) + 1, 2), np.inf)
+        slot = self.table["nodes"][row] * 2 + self.is_unmeasured(machine, row)
+        best = np.full((int(self.table["nodes"].max()) + 1, 2), np.inf)
         np.minimum.at(best.ravel(), slot, hours)
         np.minimum.accumulate(best, axis=1, out=best)
         limits = (1 + SAME) * best
@@ -215,10 +211,10 @@ class SearchSpace:
         complexity: Any = (
             row,
             hours,
-            self.table.grad_accum[row],
+            self.table["grad_accum"][row],
             checkpointing,
             sharding,
-            self.table.virtual_stages[row],
+            self.table["virtual_stages"][row],
             np.bitwise_count(self.splits[row]),
             slot,
         )
@@ -226,9 +222,8 @@ class SearchSpace:
         chosen = order[np.diff(slot[order], prepend=-1) > 0]
         return Fastest(
             instance=instance,
-            layouts=take_rows(self.table, row[chosen]),
-            sharding=sharding[chosen],
-            checkpointing=checkpointing[chosen],
+            columns={name: values[row[chosen]] for name, values in self.table.items()}
+            | {"sharding": sharding[chosen], "checkpointing": checkpointing[chosen]},
             relative_error=self.relative_error(machine, row[chosen]),
             train_hours=hours[chosen],
             configurations=self.configurations,
@@ -240,7 +235,7 @@ class SearchSpace:
 
     def relative_error(self, machine: int, row: Ints) -> Floats:
         """Error of the estimates."""
-        several, stages = self.table.nodes[row] > 1, (self.splits[row] & _PIPELINE) > 0
+        several, stages = self.table["nodes"][row] > 1, (self.splits[row] & _PIPELINE) > 0
         least = np.where(self.is_unmeasured(machine, row), self._pooled_error, 0.0)
         return np.asarray(np.maximum(self._errors[machine][several * (1 + stages)], least))
 
@@ -267,7 +262,7 @@ def find_fastest(problem: Problem, instances: Sequence[InstanceType]) -> list[Fa
         by_shape.setdefault(shape, []).append(instance)
     for (ranks, most), alike in by_shape.items():
         table = build_layouts(problem, ranks=ranks, nodes=range(1, most + 1))
-        if not table.size:
+        if not table["nodes"].size:
             batch = problem.amount.global_batch
             reason = f"a global batch of {batch} cannot be split evenly over {counted(ranks, 'GPU')} a node"
             for instance in alike:
@@ -302,11 +297,8 @@ def _reject_memory(space: SearchSpace, machine: int, instance: InstanceType) -> 
 def estimate_configurations(problem: Problem, chosen: Sequence[tuple[Fastest, int]]) -> Estimates:
     """Estimates of at least one configuration, each an index in a ``Fastest``."""
     types = {fastest.instance.name: fastest.instance for fastest, _ in chosen}
-    columns: dict[str, Any] = {
-        name: np.array([getattr(f.layouts, name)[i] for f, i in chosen], float) for name in GRID_COLUMNS
-    }
-    for name in ("sharding", "checkpointing"):
-        columns[name] = np.array([getattr(fastest, name)[i] for fastest, i in chosen], float)
+    names = chosen[0][0].columns
+    columns: dict[str, Any] = {name: np.array([f.columns[name][i] for f, i in chosen], float) for name in names}
     machines = dict(zip(types, _read_machines(problem, types.values()), strict=True))
     of_each = [machines[fastest.instance.name] for fastest, _ in chosen]
     case = of_each[0].case.moved(rates=stack([machine.case.rates for machine in of_each]), **columns)

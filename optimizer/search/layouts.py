@@ -8,7 +8,6 @@ parallelism splits the sequence where legal, and virtual stages are equal chunks
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -23,40 +22,16 @@ SPLITS = AXES[1:]
 MIN_CONTEXT_TOKENS = 2048
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayoutTable:
-    """Layouts with their batch splits, sorted by nodes; fields as in Grid."""
-
-    nodes: Ints
-    data: Ints
-    tensor: Ints
-    pipeline: Ints
-    context: Ints
-    expert: Ints
-    sequence_parallel: Ints
-    virtual_stages: Ints
-    micro_batch: Ints
-    grad_accum: Ints
-
-    @property
-    def size(self) -> int:
-        """Number of rows."""
-        return self.nodes.size
-
-    @property
-    def splits(self) -> Ints:
-        """The splits of each row, bit i for SPLITS[i]."""
-        bits = np.zeros(self.size, dtype=np.int64)
-        for i, name in enumerate(SPLITS):
-            bits |= (getattr(self, name) > 1).astype(np.int64) << i
-        return bits
+# Fields of Grid by name, a layout with its batch split a row; rows are sorted by nodes.
+Layouts = dict[str, Ints]
 
 
-# Fields of a row that are fields of Grid.
-GRID_COLUMNS = tuple(field.name for field in fields(LayoutTable))
+def split_bits(layouts: Layouts) -> Ints:
+    """The splits of each row, bit i for SPLITS[i]."""
+    return np.asarray(sum((layouts[name] > 1).astype(np.int64) << i for i, name in enumerate(SPLITS)))
 
 
-def build_layouts(problem: Problem, *, ranks: int, nodes: range) -> LayoutTable:
+def build_layouts(problem: Problem, *, ranks: int, nodes: range) -> Layouts:
     """Every legal row of a problem over ``nodes`` nodes of ``ranks`` GPUs."""
     batch = problem.amount.global_batch
     layouts = _build_meshes(problem, ranks, nodes)
@@ -69,7 +44,7 @@ def build_layouts(problem: Problem, *, ranks: int, nodes: range) -> LayoutTable:
     return _add_virtual_stages(problem.model, columns)
 
 
-def _build_meshes(problem: Problem, ranks: int, nodes: range) -> dict[str, Ints]:
+def _build_meshes(problem: Problem, ranks: int, nodes: range) -> Layouts:
     model, recipe, axes = problem.model, problem.recipe, problem.reach.axes
     one = np.ones(1, dtype=np.int64)
     most = ranks * nodes[-1]
@@ -97,7 +72,7 @@ def _build_meshes(problem: Problem, ranks: int, nodes: range) -> dict[str, Ints]
     return {name: values[mask] for name, values in columns.items()}
 
 
-def _add_virtual_stages(model: ModelSpec, columns: dict[str, Ints]) -> LayoutTable:
+def _add_virtual_stages(model: ModelSpec, columns: Layouts) -> Layouts:
     row = np.arange(columns["nodes"].size)
     one = np.ones_like(row)
     staged = np.flatnonzero((columns["pipeline"] > 1) & (columns["grad_accum"] % columns["pipeline"] == 0))
@@ -106,14 +81,14 @@ def _add_virtual_stages(model: ModelSpec, columns: dict[str, Ints]) -> LayoutTab
     row, stages = np.concatenate((row, staged[index])), np.concatenate((one, chunks[chunk]))
     order = np.argsort(columns["nodes"][row], kind="stable")
     row = row[order]
-    return LayoutTable(**{name: values[row] for name, values in columns.items()}, virtual_stages=stages[order])
+    return {name: values[row] for name, values in columns.items()} | {"virtual_stages": stages[order]}
 
 
-def describe_layout(table: LayoutTable, row: int, sharding: str) -> str:
+def describe_layout(layouts: Layouts, row: int, sharding: str) -> str:
     """One row in words: "zero3 over 8 GPUs, tensor 2, pipeline 4, micro-batch 1"."""
-    splits = "".join(f", {name} {getattr(table, name)[row]}" for name in SPLITS if getattr(table, name)[row] > 1)
-    ranks = int(table.data[row])
-    return f"{sharding} over {counted(ranks, 'GPU')}{splits}, micro-batch {table.micro_batch[row]}"
+    splits = "".join(f", {name} {layouts[name][row]}" for name in SPLITS if layouts[name][row] > 1)
+    ranks = int(layouts["data"][row])
+    return f"{sharding} over {counted(ranks, 'GPU')}{splits}, micro-batch {layouts['micro_batch'][row]}"
 
 
 def divisors(number: int) -> list[int]:

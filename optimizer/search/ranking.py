@@ -19,6 +19,7 @@ from optimizer.contract.request import FleetRequest
 from optimizer.performance.types import Floats
 from optimizer.search.candidates import Candidate, CandidateTable
 from optimizer.search.fastest import SAME
+from optimizer.search.layouts import split_bits
 
 # Twice as fast is worth 3.5% of the dollars to objective cost, and four times the dollars to objective time.
 EXPONENTS = {"cost": 0.05, "pareto": 0.05, "time": 2.0}
@@ -59,7 +60,7 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     mean_usd = (usd + column([table.cost.p95 for table in tables])) / 2
     mean_hours = (hours + column([table.outcome.hours_p95 for table in tables])) / 2
     score = scores(request, mean_usd, mean_hours)
-    kinds = column([np.bitwise_count(t.fastest.layouts.splits[t.configuration]) for t in tables])
+    kinds = column([np.bitwise_count(split_bits(t.fastest.columns)[t.configuration]) for t in tables])
     nodes, stale = column([table.nodes for table in tables]), column([table.stale for table in tables])
 
     def pick(group: Sequence[int], values: Floats = score) -> int:

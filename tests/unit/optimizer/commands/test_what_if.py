@@ -47,12 +47,12 @@ def test_points_are_the_plans_of_recommend_with_that_limit() -> None:
 
 
 def test_default_curves_go_from_the_fastest_to_the_cheapest_plan() -> None:
-    listed = list(csv.DictReader(io.StringIO(what_if("--points", "4", "--format", "csv"))))
+    listed = list(csv.DictReader(io.StringIO(what_if("--format", "csv"))))
     curves = {name: [row for row in listed if row["against"] == name] for name in ("deadline", "nodes", "budget")}
     assert [row["value"] for row in curves["nodes"]] == ["1.0", "2.0", "4.0"]
     for name, falling in (("deadline", "cost_usd_expected"), ("budget", "hours_p95")):
         values = [float(row[falling]) for row in curves[name]]
-        assert len(values) == 4 and values == sorted(values, reverse=True) and values[0] > values[-1]
+        assert len(values) > 3 and values == sorted(values, reverse=True) and values[0] > values[-1]
     for row in curves["deadline"]:
         assert float(row["hours_p95"]) <= float(row["value"])
 

@@ -164,7 +164,7 @@ def test_the_search_finds_what_brute_force_finds(
         return
     assert result.configurations == total
     got = sorted(
-        (int(n), tuple(int(getattr(result.layouts, field)[i]) for field in FIELDS), float(result.train_hours[i]))
+        (int(n), tuple(int(result.columns[field][i]) for field in FIELDS), float(result.train_hours[i]))
         for i, n in enumerate(result.nodes)
     )
     assert [(n, layout) for n, layout, _ in got] == [(n, layout) for n, _, layout in sorted(wanted, key=_by_layout)]
@@ -187,9 +187,7 @@ def test_estimates_of_a_result_are_those_of_its_configuration() -> None:
     for cell, (result, index) in enumerate(chosen):
         grid = Grid(
             nodes=result.nodes[index],
-            **{key: getattr(result.layouts, key)[index] for key in (*FIELDS, "micro_batch", "grad_accum")},
-            sharding=result.sharding[index],
-            checkpointing=result.checkpointing[index],
+            **{key: values[index] for key, values in result.columns.items() if key != "nodes"},
         )
         alone = evaluate(model, recipe, Hardware.from_instance_type(result.instance), grid, calibration())
         assert estimates.step_time_s[cell] == pytest.approx(float(alone.step_time_s), rel=1e-12)
@@ -203,9 +201,9 @@ def test_axes_that_are_not_allowed_are_not_used() -> None:
         asked = make_problem(model, recipe, global_batch=64, max_nodes=4, parallelism=allowed)
         rows = layouts.build_layouts(asked, ranks=8, nodes=range(1, 5))
         for axis in set(AXES) - set(allowed):
-            assert (getattr(rows, axis) == 1).all()
+            assert (rows[axis] == 1).all()
         for axis in set(allowed) - {"data"}:
-            assert (getattr(rows, axis) > 1).any()
+            assert (rows[axis] > 1).any()
 
 
 def test_measured_kinds_of_parallelism_are_those_of_the_measured_runs() -> None:
@@ -228,14 +226,14 @@ def test_pipelines_between_nodes_have_the_error_of_those_measured() -> None:
     assert isinstance(result, Fastest)
     hardware = Hardware.from_instance_type(result.instance)
     for i, error in enumerate(result.relative_error):
-        nodes, stages = int(result.nodes[i]), int(result.layouts.pipeline[i])
+        nodes, stages = int(result.nodes[i]), int(result.columns["pipeline"][i])
         described, _ = speed_source(calibration(), model, recipe, hardware, nodes, ["pipeline"] * (stages > 1))
         assert error == described.relative_error
     space = SearchSpace(asked, [result.instance], layouts.build_layouts(asked, ranks=8, nodes=range(1, 5)))
-    row = np.arange(space.table.size)
-    between = (space.table.pipeline > 1) & (space.table.nodes > 1)
+    row = np.arange(space.splits.size)
+    between = (space.table["pipeline"] > 1) & (space.table["nodes"] > 1)
     errors = space.relative_error(0, row)
     of_others, of_pipelines = (calibration().residuals[f"nanotron{name}"].relative_error for name in ("", " pipelines"))
     assert of_others < 0.5 < 1.0 < of_pipelines
     assert (errors[between] == of_pipelines).all() and (errors[~between] == of_others).all()
-    assert between.any() and (space.table.pipeline[~between] > 1).any()
+    assert between.any() and (space.table["pipeline"][~between] > 1).any()
