@@ -17,15 +17,12 @@ from typing import Generic
 from bootstrap.contract.pools import (
     YOUNG_S,
     Pool,
+    PoolEvent,
     PoolRecord,
     Prices,
     Prospect,
     age_since_s,
-    came,
-    left,
     rank_pools,
-    reclaimed,
-    refused,
 )
 from bootstrap.contract.spot_values import Terms, should_wait, spot_saving
 from bootstrap.contract.timings import ASK_AGAIN, BOOT, ENDING, HOUR, TICK
@@ -45,15 +42,6 @@ class Mode(Enum):
     SPOT = "spot"
 
 
-class Event(Enum):
-    """Outcome of a launch, or end of the running nodes of a pool."""
-
-    CAME = "the whole gang came"
-    REFUSED = "the launch got no whole gang"
-    RECLAIMED = "the nodes were taken back"
-    LEFT = "the run ended its nodes itself"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delays:
     """Delays of a run, h.
@@ -62,13 +50,11 @@ class Delays:
         restart_hours: mean time from a launch to the first new step.
         restart_bound_hours: time that a launch never exceeds, for the guard.
         lost_bound_hours: work that a reclaim can lose: the checkpoint interval.
-        try_hours: from a launch to its refusal.
     """
 
     restart_hours: float
     restart_bound_hours: float
     lost_bound_hours: float
-    try_hours: float
 
     @classmethod
     def of_run(cls, *, drain_s: float, gang_window_s: float, lost_bound_hours: float) -> Delays:
@@ -81,7 +67,6 @@ class Delays:
             restart_hours=BOOT / HOUR,
             restart_bound_hours=bound / HOUR,
             lost_bound_hours=lost_bound_hours,
-            try_hours=TRY_HOURS,
         )
 
 
@@ -163,9 +148,9 @@ class Adaptive(Generic[Pool]):
             self._order = [prospect.name for prospect in reversed(self.worth(view))]
         return self._order.pop() if self._order else None
 
-    def note(self, event: Event, pool: Pool, hours: float) -> None:
+    def note(self, event: PoolEvent, pool: Pool, hours: float) -> None:
         """Record what happened to a launch or to running nodes, ``hours`` after the start."""
-        self._records[pool] = _RECORDED[event](self._records[pool], hours * 3600)
+        self._records[pool] = event(self._records[pool], hours * 3600)
 
     def rank(self, view: RunView[Pool]) -> list[Prospect[Pool]]:
         """Order the pools whose hour is worth more than that of what runs, the best first."""
@@ -178,10 +163,9 @@ class Adaptive(Generic[Pool]):
             self._records,
             view.now_s,
             prices=view.prices,
-            on_demand_price=1.0,
             running_price=running_price,
             restart_s=view.delays.restart_hours * 3600,
-            try_s=view.delays.try_hours * 3600,
+            try_s=TRY_HOURS * 3600,
         )
 
     def worth(self, view: RunView[Pool]) -> list[Prospect[Pool]]:
@@ -242,6 +226,3 @@ class Adaptive(Generic[Pool]):
             lost_bound_hours=delays.lost_bound_hours,
             return_factor=_FACTOR_STEP ** round(math.log(factor, _FACTOR_STEP)),
         )
-
-
-_RECORDED = {Event.CAME: came, Event.REFUSED: refused, Event.RECLAIMED: reclaimed, Event.LEFT: left}

@@ -12,7 +12,7 @@ events.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -74,6 +74,10 @@ class Prospect(Generic[Pool]):
     value: float
 
 
+# An outcome of a launch, or an end of the running nodes: one of the four functions that follow.
+PoolEvent = Callable[[PoolRecord, float], PoolRecord]
+
+
 def came(pool: PoolRecord, now_s: float) -> PoolRecord:
     """Record a launch that got its nodes."""
     if pool.empty_since_s is None or pool.empty_at_s is None:
@@ -126,27 +130,26 @@ def rank_pools(
     now_s: float,
     *,
     prices: Prices[Pool],
-    on_demand_price: float,
     running_price: float | None,
     restart_s: float,
     try_s: float,
 ) -> list[Prospect[Pool]]:
     """Order the pools in which a launch is worth trying now, the best first; ties keep the order of ``pools``.
 
-    An hour in a pool is worth on-demand's price less the pool's and less the restart, which the stay has to earn back.
+    An hour in a pool is worth on-demand's price, 1, less the pool's and less the restart, which the stay has to earn.
     It must be worth more than an hour of the running nodes, which cost ``running_price`` an hour (None: none run) and
     need no restart; who leaves on-demand nodes will pay a second restart to have them again. While none run, a refusal
     costs ``try_s`` of that worth.
     """
     prospects = []
-    least = 0.0 if running_price is None else on_demand_price - running_price
-    restarts_s = restart_s * (2 if running_price == on_demand_price else 1)
+    least = 0.0 if running_price is None else 1 - running_price
+    restarts_s = restart_s * (2 if running_price == 1 else 1)
     for name, pool in pools.items():
         if running_price is not None and pool.launched_at_s is not None:
             continue
         chance, stay = _outlook(pool, now_s)
-        saving = on_demand_price - prices[name]
-        hour = saving - on_demand_price * restarts_s / stay
+        saving = 1 - prices[name]
+        hour = saving - restarts_s / stay
         if hour > least:
             value = hour if running_price is not None else hour - saving * try_s / chance / _HORIZON_S
             prospects.append(Prospect(name=name, chance=chance, stay_s=stay, value=value))

@@ -37,11 +37,12 @@ class TickError(RuntimeError):
     """Part of a tick failed; the next tick tries the rest again."""
 
 
-def handler(event: object, context: object) -> None:
+def handler(event: object, context: object) -> dict[str, Any]:
     """Run a tick for Lambda, whose Errors metric counts failures."""
     # Lambda sets the region: https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars.html
     clients = _clients(os.environ["AWS_REGION"])
-    tick(clients, load_settings(clients, os.environ[VARIABLE]), datetime.now(UTC))
+    state = tick(clients, load_settings(clients, os.environ[VARIABLE]), datetime.now(UTC))
+    return {"phase": state.phase, "spent_usd": state.spent_usd}
 
 
 @functools.cache

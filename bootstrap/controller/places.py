@@ -7,12 +7,12 @@ would miss the deadline, or where spot has refused in all places before. An adap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from bootstrap.contract.pool_policy import Adaptive, Delays, Mode, RunView, may_launch, must_buy
-from bootstrap.contract.pools import PoolRecord
+from bootstrap.contract.pools import PoolEvent, PoolRecord
 from bootstrap.contract.settings import Lifecycle, Place
 from bootstrap.contract.state import UP, ChosenPlace, ControllerState
 from bootstrap.contract.timings import ASK_AGAIN, TICK
@@ -45,10 +45,8 @@ def count_progress(tick: Tick, state: ControllerState) -> ControllerState:
     return replace(state, progress=min(1.0, state.progress + share))
 
 
-def learn(
-    tick: Tick, state: ControllerState, event: Callable[[PoolRecord, float], PoolRecord], place: str = ""
-) -> ControllerState:
-    """Record an event of ``bootstrap.contract.pools`` for a place, by default the present one."""
+def learn(tick: Tick, state: ControllerState, event: PoolEvent, place: str = "") -> ControllerState:
+    """Record an event for a place, by default the present one."""
     name = place or tick.place_name(state)
     record = event(state.pools.get(name, PoolRecord()), tick.now.timestamp())
     return replace(state, pools={**state.pools, name: record})

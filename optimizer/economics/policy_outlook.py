@@ -15,7 +15,8 @@ from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 
-from bootstrap.contract.pool_policy import Delays, Event, Mode
+from bootstrap.contract.pool_policy import Delays, Mode
+from bootstrap.contract.pools import came
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from bootstrap.contract.staging import limit_s
 from bootstrap.contract.timings import ASK_AGAIN, ENDING, HOUR, REFUSED_REPLACEMENT, TICK
@@ -85,7 +86,7 @@ class ExponentialRun(SimulatedRun):
         self.mode = mode
         if mode is Mode.SPOT:
             self.pool = 0
-            policy.note(Event.CAME, 0, 0.0)
+            policy.note(came, 0, 0.0)
         self._until_hours = self._lost_hours = 0.0
         self._draw_end()
 

@@ -7,8 +7,8 @@ Both were published for a pool whose capacity is known: they take several pools 
 
 from __future__ import annotations
 
-from bootstrap.contract.pool_policy import Adaptive, Event, Mode, has_no_time, must_buy
-from bootstrap.contract.pools import PoolRecord
+from bootstrap.contract.pool_policy import Adaptive, Mode, has_no_time, must_buy
+from bootstrap.contract.pools import PoolEvent, PoolRecord, reclaimed, refused
 from optimizer.economics.interruption import FALLBACK_AFTER_HOURS
 from optimizer.economics.simulation.simulator import NewPolicy, PoolsView, SimulatedJob
 
@@ -34,9 +34,9 @@ class SpotOnly:
             self._asked_hours, self._tried = view.elapsed_hours, set()
         return None if self._next in self._tried else self._next
 
-    def note(self, event: Event, pool: int, hours: float) -> None:
+    def note(self, event: PoolEvent, pool: int, hours: float) -> None:
         """Go on to the next pool after a refusal; after a reclaim the same pool is tried first."""
-        if event is Event.REFUSED:
+        if event is refused:
             self._tried.add(pool)
             self._next = (pool + 1) % self._pools
 
@@ -73,10 +73,10 @@ class Fallback(SpotOnly):
         waited = view.mode is Mode.IDLE and view.elapsed_hours - self._lost_hours >= FALLBACK_AFTER_HOURS
         return Mode.ON_DEMAND if waited else view.mode
 
-    def note(self, event: Event, pool: int, hours: float) -> None:
+    def note(self, event: PoolEvent, pool: int, hours: float) -> None:
         """Begin a window at a reclaim."""
         super().note(event, pool, hours)
-        if event is Event.RECLAIMED:
+        if event is reclaimed:
             self._lost_hours = hours
 
 

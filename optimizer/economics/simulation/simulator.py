@@ -13,7 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from bootstrap.contract.pool_policy import TRY_HOURS, Delays, Event, Mode, RunView
+from bootstrap.contract.pool_policy import TRY_HOURS, Delays, Mode, RunView
+from bootstrap.contract.pools import PoolEvent, came, left, reclaimed, refused
 from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.types import Bools, Floats
 
@@ -66,7 +67,7 @@ class SpotPolicy(Protocol):
     def next_try(self, view: PoolsView) -> int | None:
         """Return the pool in which to try a launch now, beside the running nodes; None: no more in this tick."""
 
-    def note(self, event: Event, pool: int, hours: float) -> None:
+    def note(self, event: PoolEvent, pool: int, hours: float) -> None:
         """Learn what a pool did, ``hours`` after the start."""
 
 
@@ -152,7 +153,6 @@ class SimulatedRun:
             restart_hours=job.restart_hours,
             restart_bound_hours=job.restart_hours,
             lost_bound_hours=job.checkpoint_hours,
-            try_hours=TRY_HOURS,
         )
         self.mode, self.pool = Mode.IDLE, -1
         self.loading_hours = self._fresh = 0.0
@@ -179,11 +179,11 @@ class SimulatedRun:
         if kept is not self.mode:
             self.end(elapsed)
         self.elapsed_hours = elapsed
-        tried, came = self._try_pools(elapsed, step, view, hurry=kept is not self.mode)
+        tried, found = self._try_pools(elapsed, step, view, hurry=kept is not self.mode)
         self.advance(tried)
-        if came is not None:
+        if found is not None:
             self.end(elapsed + tried)
-            self.launch(Mode.SPOT, came)
+            self.launch(Mode.SPOT, found)
         elif kept is not self.mode:
             self.launch(kept, self.pool)
         self.advance(step - tried)
@@ -218,9 +218,9 @@ class SimulatedRun:
             return 0.0, None
         while tried < step and (pool := self._policy.next_try(view)) is not None:
             if self.has_capacity(pool):
-                self._policy.note(Event.CAME, pool, elapsed + tried)
+                self._policy.note(came, pool, elapsed + tried)
                 return tried, pool
-            self._policy.note(Event.REFUSED, pool, elapsed + tried)
+            self._policy.note(refused, pool, elapsed + tried)
             self.refusals += 1
             tried += TRY_HOURS
             self._next_try_hours = elapsed + tried
@@ -236,12 +236,12 @@ class SimulatedRun:
     def end(self, now_hours: float) -> None:
         """End running nodes by choice, with a checkpoint; nothing may run."""
         if self.mode is Mode.SPOT:
-            self._policy.note(Event.LEFT, self.pool, now_hours)
+            self._policy.note(left, self.pool, now_hours)
         self.mode = Mode.IDLE
 
     def reclaim(self, now_hours: float) -> None:
         """Take the spot nodes back."""
-        self._policy.note(Event.RECLAIMED, self.pool, now_hours)
+        self._policy.note(reclaimed, self.pool, now_hours)
         self.work += min(self._losses[self.interruptions % len(self._losses)], self._fresh)
         self.interruptions += 1
         self.mode = Mode.IDLE

@@ -14,7 +14,7 @@ from bootstrap.contract.pools import PoolRecord, came, reclaimed, refused
 from bootstrap.contract.spot_values import Terms
 
 HOUR = 3600.0
-DELAYS = Delays(restart_hours=0.5, restart_bound_hours=1.0, lost_bound_hours=0.25, try_hours=0.05)
+DELAYS = Delays(restart_hours=0.5, restart_bound_hours=1.0, lost_bound_hours=0.25)
 
 
 def view(mode: Mode, left_hours: float, **changes: Any) -> RunView[str]:

@@ -30,7 +30,6 @@ def order(
         pools,
         now_s,
         prices={name: prices.get(name, 0.3) for name in pools},
-        on_demand_price=1.0,
         running_price=running_price,
         restart_s=0.2 * HOUR,
         try_s=120,

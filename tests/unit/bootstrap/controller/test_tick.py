@@ -784,7 +784,7 @@ def test_lambda_runs_a_tick_with_the_settings_that_its_variable_names(
     stack.clients.s3.put_object(Bucket=stack.config.bucket, Key="control/settings-1.json", Body=body.encode())
     monkeypatch.setenv(VARIABLE, f"s3://{stack.config.bucket}/control/settings-1.json")
     monkeypatch.setenv("AWS_REGION", stack.config.region)
-    handler({"source": "aws.events"}, None)
+    assert handler({"source": "aws.events"}, None) == {"phase": "starting", "spent_usd": 0.0}
     assert stack.group.desired_capacity == 3
 
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bootstrap.contract.pool_policy import Event, Mode
+from bootstrap.contract.pool_policy import Mode
+from bootstrap.contract.pools import PoolEvent, came, reclaimed, refused
 from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.simulation.omniscient import lower_bound
 from optimizer.economics.simulation.policies import POLICIES
@@ -24,7 +25,8 @@ from optimizer.performance.types import Bools
 
 @pytest.fixture(autouse=True)
 def _refusals_take_six_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optimizer.economics.simulation.simulator.TRY_HOURS", 0.1)
+    for module in ("optimizer.economics.simulation.simulator", "bootstrap.contract.pool_policy"):
+        monkeypatch.setattr(f"{module}.TRY_HOURS", 0.1)
 
 
 HOUR = CapacityTrace(name="one-hour ticks", gap_s=3600, nodes=np.array([1, 1, 0, 1, 1, 1, 0, 0, 1, 1]))
@@ -46,7 +48,7 @@ class Script:
 
     def __init__(self, count: int, buys_at: float) -> None:
         self._count, self._buys_at = count, buys_at
-        self.events: list[tuple[Event, int, float]] = []
+        self.events: list[tuple[PoolEvent, int, float]] = []
         self._next = 0
 
     def keep(self, view: PoolsView) -> Mode:
@@ -59,7 +61,7 @@ class Script:
         self._next += 1
         return self._next - 1
 
-    def note(self, event: Event, pool: int, hours: float) -> None:
+    def note(self, event: PoolEvent, pool: int, hours: float) -> None:
         self.events.append((event, pool, hours))
 
 
@@ -84,13 +86,13 @@ def test_hours_refusals_and_moves_are_as_counted_by_hand() -> None:
     assert played.refusals is not None and played.moves is not None
     assert (played.refusals[0], played.moves[0], played.interruptions[0]) == (3, 1, 2)
     assert [(event, pool) for event, pool, _ in script.events] == [
-        (Event.REFUSED, 0),
-        (Event.CAME, 1),
-        (Event.RECLAIMED, 1),
-        (Event.CAME, 0),
-        (Event.RECLAIMED, 0),
-        (Event.REFUSED, 0),
-        (Event.REFUSED, 1),
+        (refused, 0),
+        (came, 1),
+        (reclaimed, 1),
+        (came, 0),
+        (reclaimed, 0),
+        (refused, 0),
+        (refused, 1),
     ]
 
 
