@@ -37,7 +37,7 @@ class TickError(RuntimeError):
     """Part of a tick failed; the next tick tries the rest again."""
 
 
-def handler(event: object, context: object) -> dict[str, Any]:
+def handler(event: object, context: object) -> dict[str, object]:
     """Run a tick for Lambda, whose Errors metric counts failures."""
     # Lambda sets the region: https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars.html
     clients = _clients(os.environ["AWS_REGION"])
