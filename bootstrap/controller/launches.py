@@ -97,7 +97,7 @@ def _ask(clients: Clients, group: str, nodes: int, subnet: str, token: str) -> L
             RetryStrategy="none",
         )
     except ClientError as refused:
-        code, status = error_code(refused), refused.response["ResponseMetadata"].get("HTTPStatusCode", 0)
+        code, status = error_code(refused), refused.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if code in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return None
         return LaunchAnswer(ids=(), code=code, message=str(refused), subnet=subnet)

@@ -104,6 +104,7 @@ def take_in(tick: Tick, state: ControllerState, answer: LaunchAnswer) -> Control
             launched_at=now,
             metered_until=now,
             lifecycle=place.purchase,
+            usd_per_hour=tick.settings.usd_per_hour(place.purchase, place.instance_type),
             given_back=True,
         )
         for key in answer.ids
