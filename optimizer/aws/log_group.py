@@ -28,7 +28,6 @@ COPY_WINDOW = timedelta(minutes=2)
 GPU_WINDOW = timedelta(minutes=5)
 MINUTE_MS = 60_000
 MIB_PER_GIB = 1024
-BYTES_PER_MB = 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,25 +110,21 @@ class GpuMinute:
 
     busy_percent: float | None = None  # mean share of time in which a kernel ran
     memory_used_gib: float | None = None  # highest
-    memory_total_gib: float | None = None
     power_w: float | None = None  # mean
     temperature_celsius: float | None = None  # highest
     sm_clock_mhz: float | None = None  # mean
     throttled: dict[str, float] = field(default_factory=dict)  # share of the samples, by a word of THROTTLING
-    ecc_corrected: int | None = None  # errors since the driver was loaded
-    ecc_uncorrected: int | None = None
+    ecc_uncorrected: int | None = None  # errors since the driver was loaded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeMinute:
-    """A node's GPUs by index, its errors and its EFA traffic."""
+    """A node's GPUs by index, and its errors."""
 
     schema_version: Literal[1] = 1
     at: datetime  # newest sample
     gpus: dict[str, GpuMinute]
     xids: dict[str, int] = field(default_factory=dict)  # the kernel's messages by Xid number, since boot
-    efa_rx_mb_per_s: float | None = None  # mean, all cards
-    efa_tx_mb_per_s: float | None = None
 
 
 Line = tuple[int, list[str]]  # time in ms, fields
@@ -157,23 +152,13 @@ def fold_minutes(lines: Sequence[Line]) -> tuple[NodeMinute, ...]:
 def _fold(lines: Sequence[Line]) -> NodeMinute:
     gpus: dict[str, list[dict[str, str]]] = {}
     xids: dict[str, int] = {}
-    efa: list[tuple[int, float, float]] = []
-    for at_ms, (kind, *values) in lines:
+    for _, (kind, *values) in lines:
         if kind == "gpu" and len(values) == len(FIELDS) and values[0].isdecimal():
             gpus.setdefault(values[0], []).append(dict(zip(FIELDS, values, strict=True)))
-        # Whoever may write the group's streams may write anything.
-        with suppress(ValueError):
-            if kind == "xid":
+        elif kind == "xid":
+            with suppress(ValueError):  # whoever may write the group's streams may write anything
                 number, count = values
                 xids[number] = int(count)
-            elif kind == "efa":
-                received, sent = values
-                efa.append((at_ms, float(received), float(sent)))
-    rates: list[float | None] = [None, None]
-    if len(efa) > 1 and (seconds := (efa[-1][0] - efa[0][0]) / 1000):
-        grown = [efa[-1][part] - efa[0][part] for part in (1, 2)]
-        # The counters start anew from 0 with the driver.
-        rates = [round(count / seconds / BYTES_PER_MB, 1) if count >= 0 else None for count in grown]
     return NodeMinute(
         at=datetime.fromtimestamp(lines[-1][0] / 1000, UTC),
         gpus={
@@ -182,8 +167,6 @@ def _fold(lines: Sequence[Line]) -> NodeMinute:
             if (gpu := _fold_gpu(gpus[index])).busy_percent is not None or gpu.memory_used_gib is not None
         },
         xids=xids,
-        efa_rx_mb_per_s=rates[0],
-        efa_tx_mb_per_s=rates[1],
     )
 
 
@@ -201,21 +184,16 @@ def _fold_gpu(samples: Sequence[dict[str, str]]) -> GpuMinute:
     def highest(name: str, per: float = 1.0) -> float | None:
         return round(max(numbers), 1) if (numbers := values(name, per)) else None
 
-    def last(name: str) -> int | None:
-        return int(numbers[-1]) if (numbers := values(name)) else None
-
-    reasons: Counter[str] = Counter()
+    uncorrected, reasons = values("ecc.errors.uncorrected.volatile.total"), Counter[str]()
     for sample in samples:
         with suppress(ValueError):
             reasons.update(slowed_by(int(sample["clocks_event_reasons.active"], 16)))
     return GpuMinute(
         busy_percent=mean("utilization.gpu"),
         memory_used_gib=highest("memory.used", MIB_PER_GIB),
-        memory_total_gib=highest("memory.total", MIB_PER_GIB),
         power_w=mean("power.draw"),
         temperature_celsius=highest("temperature.gpu"),
         sm_clock_mhz=mean("clocks.sm"),
         throttled={reason: round(times / len(samples), 2) for reason, times in reasons.items()},
-        ecc_corrected=last("ecc.errors.corrected.volatile.total"),
-        ecc_uncorrected=last("ecc.errors.uncorrected.volatile.total"),
+        ecc_uncorrected=int(uncorrected[-1]) if uncorrected else None,
     )

@@ -39,19 +39,13 @@ class Quota:
 
 # By the first letters of a type.
 _ON_DEMAND = {
-    letters: Quota(code, f"Running On-Demand {name} instances")
-    for letters, name, code in (
-        ("p", "P", "L-417A185B"),
-        ("g", "G and VT", "L-DB2E81BA"),
-    )
+    "p": Quota("L-417A185B", "Running On-Demand P instances"),
+    "g": Quota("L-DB2E81BA", "Running On-Demand G and VT instances"),
 }
 _SPOT = {
-    group: Quota(code, f"All {name} Spot Instance Requests")
-    for group, name, code in (
-        ("p4", "P4, P3 and P2", "L-7212CCBC"),
-        ("p5", "P5", "L-C4BD4855"),
-        ("g", "G and VT", "L-3819A6DF"),
-    )
+    "p4": Quota("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests"),
+    "p5": Quota("L-C4BD4855", "All P5 Spot Instance Requests"),
+    "g": Quota("L-3819A6DF", "All G and VT Spot Instance Requests"),
 }
 
 

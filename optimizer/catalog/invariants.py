@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import date
 from typing import NamedTuple
 
-from bootstrap.contract.words import counted
 from optimizer.catalog.model import UNIT_ITEMS, Catalog
 from optimizer.catalog.sources.offerings import zone_ids_of
-from optimizer.contract.errors import GpufleetError
 from optimizer.contract.hardware import InstanceType, Offer
 
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
@@ -26,17 +24,6 @@ class InvariantViolation(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.place}: {self.value} (rule: {self.rule})"
-
-
-def require_sound(violations: Sequence[InvariantViolation], refreshed: str, *, why: str) -> None:
-    """Refuse to keep refreshed rows that break a rule: GpufleetError with the first 20 violations."""
-    if violations:
-        raise GpufleetError(
-            f"the refreshed {refreshed} breaks {counted(len(violations), 'rule')}, and is not kept:\n  "
-            + "\n  ".join(map(str, violations[:20])),
-            why=why,
-            next_step="the last good prices stay in use; report the lines above",
-        )
 
 
 def check(catalog: Catalog, *, today: date | None = None) -> list[InvariantViolation]:

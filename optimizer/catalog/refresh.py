@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bootstrap.contract.capacity import PoolEvents
+from bootstrap.contract.words import counted
 from optimizer.aws import clients, errors
 from optimizer.catalog import invariants, snapshot
 from optimizer.catalog.model import UNIT_ITEMS, UnitPrice
@@ -32,18 +33,6 @@ REGIONS_AT_ONCE = 6
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    """A source that could not be read in a region, and why; its last good data stays."""
-
-    source: str
-    region: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.source} in {self.region}: {self.reason}; the last good data stays"
-
-
 @dataclass(kw_only=True)
 class RegionAnswer:
     """Answers of one region's sources; None where a source failed. ``spot_types`` were asked for, all where None."""
@@ -56,8 +45,13 @@ class RegionAnswer:
     spot_types: frozenset[str] | None = None
     units: dict[str, float] = field(default_factory=dict)
     own_pools: dict[str, PoolEvents] = field(default_factory=dict)  # of all regions, where Capacity Manager is enabled
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[Skipped] = field(default_factory=list)  # sources whose last good data stays
     skipped: list[Skipped] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be used."""
+        return [*map(str, self.skipped), *(f"{failure}; the last good data stays" for failure in self.failures)]
 
     def was_read(self) -> bool:
         """True where any source answered."""
@@ -117,7 +111,13 @@ def refresh(
         tables = merge(tables, answer, now.date())
     tables, dropped = drop_contradictions(tables)
     catalog = snapshot.build_catalog(Snapshot(tables=tables, made_at=now, origin="the refreshed catalog"))
-    invariants.require_sound(invariants.check(catalog), "catalog", why="money is spent by it")
+    if broken := invariants.check(catalog):
+        raise GpufleetError(
+            f"the refreshed catalog breaks {counted(len(broken), 'rule')}, and is not kept:\n  "
+            + "\n  ".join(map(str, broken[:20])),
+            why="money is spent by it",
+            next_step="the last good prices stay in use; report the lines above",
+        )
     target = directory or snapshot.user_directory()
     snapshot.write_snapshot(target, tables, made_at=now)
     if own := {name: events for answer in answers for name, events in answer.own_pools.items()}:
@@ -141,7 +141,7 @@ def _read_spot(region: str, types: Collection[str], tables: Tables) -> RegionAns
         zone_ids = spot_history.fetch_zone_ids(ec2) if entries else {}
         answer.spot, answer.skipped = spot_history.parse(entries, zone_ids, region, offered)
     except errors.AWS_ERRORS as error:
-        answer.failures.append(Failure(source=spot_history.NAME, region=region, reason=errors.reason(error)))
+        answer.failures.append(Skipped(spot_history.NAME, region, errors.reason(error)))
     return answer
 
 
@@ -152,7 +152,7 @@ def read_region(region: str, known_types: set[str], now: datetime, *, may_be_emp
     down: dict[str, str] = {}
 
     def fail(source: str, reason: str) -> None:
-        answer.failures.append(Failure(source=source, region=region, reason=reason))
+        answer.failures.append(Skipped(source, region, reason))
 
     def attempt(service: str, source: str, call: Callable[[], T]) -> T | None:
         if service in down:

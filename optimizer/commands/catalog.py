@@ -146,7 +146,7 @@ def refresh(regions: tuple[str, ...], output_format: str) -> None:
     ]
     write_rows(rows, {name: name.replace("_", " ") for name in rows[0]}, output_format)
     for answer in result.answers:
-        write_notes((*answer.skipped, *answer.failures))
+        write_notes(answer.notes)
     write_notes(result.dropped)
     say(f"written to {result.directory}", err=True)
     if os.environ.get(DIRECTORY_VARIABLE):

@@ -15,26 +15,19 @@ from optimizer.commands.status.ranks import node_id
 from optimizer.contract.errors import GpufleetError
 
 PORT = click.IntRange(1, 65535)
-# Programs of this machine that a session needs, and where they come from.
-PROGRAMS = {
-    "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
-    "session-manager-plugin": "https://docs.aws.amazon.com/systems-manager/latest/userguide/"
-    "session-manager-working-with-install-plugin.html",
-}
 
 
 def start_session(region: str, instance_id: str, *arguments: str) -> None:
-    """Become ``aws ssm start-session`` to an instance; a GpufleetError where a program is absent.
+    """Become ``aws ssm start-session`` to an instance, which names its plugin where that is absent.
 
     https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-sessions-start.html
     """
-    for program, page in PROGRAMS.items():
-        if shutil.which(program) is None:
-            raise GpufleetError(
-                f"no {program} is on PATH",
-                why="Session Manager needs it; the nodes take no connection from outside",
-                next_step=f"install it: {page}",
-            )
+    if shutil.which("aws") is None:
+        raise GpufleetError(
+            "no aws is on PATH",
+            why="Session Manager needs the AWS CLI; the nodes take no connection from outside",
+            next_step="install it: https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
+        )
     command = ["aws", "ssm", "start-session", "--region", region, "--target", instance_id, *arguments]
     os.execvp("aws", command)  # noqa: S606 - Ctrl-C belongs to the session
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Skipped(NamedTuple):
-    """An unusable row of a source, its place and the reason."""
+    """An unusable row of a source, or a source that did not answer in a region; its place and the reason."""
 
     source: str
     place: str

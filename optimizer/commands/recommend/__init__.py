@@ -149,7 +149,7 @@ def _refresh_spot_prices(answer: Recommendation) -> Catalog:
     with steps("spot prices of regions", len(regions)) as advance:
         result = refresh(regions, spot_types=types, progress=advance)
     for region in result.answers:
-        write_notes((*region.skipped, *region.failures))
+        write_notes(region.notes)
     write_notes(result.dropped)
     say(f"spot prices of {counted(len(types), 'type')} in {counted(len(regions), 'region')} are of today", err=True)
     return load()

@@ -158,8 +158,8 @@ def test_a_failed_source_keeps_its_last_good_data_and_says_why(pricing: Stubber)
     assert new.spot is not None and new.spot.source == "spot-price-history"
     assert after.unit_price("gp3-storage", "us-east-1") == before.unit_price("gp3-storage", "us-east-1")
     assert len(answer.failures) == 1 + len(UNIT_ITEMS)
-    assert str(answer.failures[0]) == (
-        "on-demand and reserved prices in us-west-2: the credentials may not do this (AccessDeniedException): "
+    assert answer.notes[0] == (
+        "on-demand and reserved prices, us-west-2: the credentials may not do this (AccessDeniedException): "
         "User is not authorized to perform: pricing:GetProducts; the last good data stays"
     )
 

@@ -65,7 +65,7 @@ def test_refresh_reports_each_region_and_what_failed(
             answer.prices = {"p5.48xlarge": InstancePrice(instance_type="p5.48xlarge", on_demand=20, reserved_1yr=9)}
             answer.skipped = [Skipped(source="spot prices", place="p5.48xlarge in us-east-1a", reason="no price")]
         else:
-            answer.failures = [refresh.Failure(source="zones", region=region, reason="the account says no")]
+            answer.failures = [Skipped("zones", region, "the account says no")]
         return answer
 
     monkeypatch.setattr(refresh, "read_region", read_region)
@@ -75,7 +75,7 @@ def test_refresh_reports_each_region_and_what_failed(
     first, second = json.loads(out)
     assert (first["region"], first["on_demand"], first["reserved_1yr"], first["failed"]) == ("us-east-1", 1, 1, 0)
     assert (second["on_demand"], second["failed"]) == (None, 1)
-    assert "note: zones in us-east-2: the account says no; the last good data stays" in err
+    assert "note: zones, us-east-2: the account says no; the last good data stays" in err
     assert "note: spot prices, p5.48xlarge in us-east-1a: no price" in err
     assert "note: spot price of p5.48xlarge in us-east-1: 22.9825 USD per hour" in err
     assert f"written to {snapshot.user_directory()}" in err

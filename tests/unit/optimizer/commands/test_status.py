@@ -248,7 +248,7 @@ def test_nodes_whose_gpus_waste_what_they_cost_get_a_notice(deployed: DeployedSt
     idle = "gpu, 0, 0, 3072, 81559, 70, 30, 345, 0x1, 0, 0"
     rows = [*zip([first] * 4, (50, 35, 20, 5), [*hot, *cool], strict=True)]
     rows += [*zip([first] * 4, (50, 35, 20, 5), briefly, strict=True)]
-    rows += [(first, 5, "xid, 94, 3"), (first, 35, "efa, 3000000000, 0"), (first, 5, "efa, 6000000000, 500")]
+    rows += [(first, 5, "xid, 94, 3"), (first, 5, "efa, 6000000000, 500")]
     rows += [(first, 5, "gpu, 2, [GPU is lost], [GPU is lost]"), (first, 5, "Unable to determine the device handle")]
     rows += [(second, ago_s, idle) for ago_s in (185, 125, 65)]
     rows += [(second, 360, "gpu, 0, 90, 1, 1, 1, 1, 1, 0x0, 0, 0"), ("i-gone", 120, idle)]
@@ -257,10 +257,9 @@ def test_nodes_whose_gpus_waste_what_they_cost_get_a_notice(deployed: DeployedSt
     answer = json.loads(out)
     newest = answer["gpus"][first]
     assert err == "" and list(newest["gpus"]) == ["0", "1"]
-    assert newest["efa_rx_mb_per_s"] == pytest.approx(100, rel=0.1)  # the rows' times follow the clock, 30 s apart
     assert newest["gpus"]["0"] == {
-        "busy_percent": 96, "memory_used_gib": 61.2, "memory_total_gib": 79.6, "power_w": 650.0,
-        "temperature_celsius": 91, "sm_clock_mhz": 900, "throttled": {"hardware thermal": 0.5}, "ecc_corrected": 0,
+        "busy_percent": 96, "memory_used_gib": 61.2, "power_w": 650.0,
+        "temperature_celsius": 91, "sm_clock_mhz": 900, "throttled": {"hardware thermal": 0.5},
         "ecc_uncorrected": 0,
     }  # fmt: skip
     throttled, errors, waste = answer["notices"]
