@@ -103,7 +103,7 @@ def build() -> tuple[Tables, list[Skipped]]:
     for file in sorted((_MOTO / "instance_type_offerings" / "availability-zone-id").iterdir()):
         region = file.name.removesuffix(".json.gz")
         origin = f"{offerings.ORIGIN}, recorded in moto {MOTO_VERSION}"
-        for name, zone_ids in offerings.parse(_read_moto(file), region).items():
+        for name, zone_ids in offerings.parse(_read_moto(file)).items():
             if name in types:
                 update((name, region), zones=Zones(ids=zone_ids, source=origin, as_of=MOTO_BUILT))
     for place, on_demand, reserved in read_table("inputs/prices.csv", _parse_published):

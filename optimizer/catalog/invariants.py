@@ -9,7 +9,7 @@ from datetime import date
 from typing import NamedTuple
 
 from optimizer.catalog.model import UNIT_ITEMS, Catalog
-from optimizer.catalog.sources.offerings import zone_ids_of
+from optimizer.catalog.sources.offerings import REGIONAL_ZONE
 from optimizer.contract.hardware import InstanceType, Offer
 
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
@@ -98,10 +98,8 @@ def price_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
 def _place_problems(offer: Offer) -> Iterator[tuple[str, str]]:
     if not REGION.fullmatch(offer.region):
         yield "a region is named as AWS names it", offer.region
-    else:
-        foreign = [zone for zone in offer.zone_ids if not zone_ids_of(offer.region).fullmatch(zone)]
-        if foreign:
-            yield "zone ids are the region's", ", ".join(foreign)
+    if local := [zone for zone in offer.zone_ids if not REGIONAL_ZONE.fullmatch(zone)]:
+        yield "zone ids are of a region's own zones", ", ".join(local)
     spot = offer.spot_by_zone
     for price in spot:
         if price.zone_id and offer.zone_ids and price.zone_id not in offer.zone_ids:

@@ -139,7 +139,7 @@ def _read_spot(region: str, types: Collection[str], tables: Tables) -> RegionAns
         ec2 = clients.ec2(region)
         entries = spot_history.fetch(ec2, offered) if offered else []
         zone_ids = spot_history.fetch_zone_ids(ec2) if entries else {}
-        answer.spot, answer.skipped = spot_history.parse(entries, zone_ids, region, offered)
+        answer.spot, answer.skipped = spot_history.parse(entries, zone_ids, offered)
     except errors.AWS_ERRORS as error:
         answer.failures.append(Skipped(spot_history.NAME, region, errors.reason(error)))
     return answer
@@ -185,7 +185,7 @@ def read_region(region: str, known_types: set[str], now: datetime, *, may_be_emp
         lambda: usable(instance_types.parse(instance_types.fetch(ec2), source=instance_types.ORIGIN, as_of=today)),
     )
     types = known_types | set(answer.types or ())
-    answer.zones = attempt("ec2", offerings.NAME, lambda: offerings.parse(offerings.fetch(ec2, types), region))
+    answer.zones = attempt("ec2", offerings.NAME, lambda: offerings.parse(offerings.fetch(ec2, types)))
     answer.prices = attempt(
         "pricing",
         price_list.NAME,
@@ -197,9 +197,7 @@ def read_region(region: str, known_types: set[str], now: datetime, *, may_be_emp
             "ec2",
             spot_history.NAME,
             lambda: usable(
-                spot_history.parse(
-                    spot_history.fetch(ec2, offered), spot_history.fetch_zone_ids(ec2), region, answer.zones
-                )
+                spot_history.parse(spot_history.fetch(ec2, offered), spot_history.fetch_zone_ids(ec2), answer.zones)
             ),
         )
     for item in UNIT_ITEMS:

@@ -12,7 +12,6 @@ import click
 import numpy as np
 
 from optimizer.catalog import load
-from optimizer.catalog.sources.offerings import zone_prefix
 from optimizer.commands.long_help import FurtherOption, LongCommand
 from optimizer.commands.options import FiniteRange, Hours
 from optimizer.commands.output import format_option, write_notes, write_rows, write_table
@@ -191,10 +190,7 @@ def _with_prices(history: PriceHistory, traces: list[CapacityTrace], nodes: int)
         offer.on_demand
         for offer in catalog.offers
         if offer.instance.name == history.instance_type and offer.on_demand
-        if any(
-            zone.zone_name[:-1] == offer.region or zone.zone_id.startswith(f"{zone_prefix(offer.region)}-az")
-            for zone in history.zones
-        )
+        if any(zone.zone_name[:-1] == offer.region or zone.zone_id in offer.zone_ids for zone in history.zones)
     ]
     if not prices:
         raise DataMissingError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optimizer.aws.paging import pages
 from optimizer.catalog.sources import Skipped, UnusableRowError
-from optimizer.catalog.sources.offerings import zone_ids_of
+from optimizer.catalog.sources.offerings import REGIONAL_ZONE
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -77,14 +77,12 @@ def parse_entry(entry: Mapping[str, Any]) -> Entry | None:
 def parse(
     entries: Iterable[Mapping[str, Any]],
     zone_ids: Mapping[str, str],
-    region: str,
     offered: Mapping[str, Collection[str]] | None = None,
 ) -> tuple[dict[str, tuple[ZonePrice, ...]], list[Skipped]]:
     """Current prices by type, the cheapest zone first, and unusable entries; the latest entry of a zone counts.
 
     Left out are Local Zones and, where ``offered`` tells the zones of each type, all others.
     """
-    own_zone = zone_ids_of(region)
     latest: dict[tuple[str, str], tuple[datetime, float]] = {}
     skipped: list[Skipped] = []
     for entry in entries:
@@ -99,7 +97,7 @@ def parse(
         if found is None or zone_id is None:
             continue
         name, priced = found.instance_type, (found.at, found.usd)
-        if own_zone.fullmatch(zone_id) and (offered is None or zone_id in offered.get(name, ())):
+        if REGIONAL_ZONE.fullmatch(zone_id) and (offered is None or zone_id in offered.get(name, ())):
             latest[name, zone_id] = max(latest.get((name, zone_id), priced), priced)
     by_type: defaultdict[str, list[ZonePrice]] = defaultdict(list)
     for (name, zone_id), (_, usd) in latest.items():

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from optimizer.aws import quotas
 from optimizer.aws.quotas import Quota
-from optimizer.commands.preflight.model import Context, Finding, Level, Unknown, ask, passed, unknown
+from optimizer.commands.preflight.model import Context, Finding, Level, Unknown, ask, unknown
 
 _WHY = "AWS refuses to start instances above it, and a gang needs all of its nodes"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Need:
-    """vCPUs that the plan needs of one quota; ``short`` is the level of the finding where too little is free."""
-
-    quota: Quota
-    vcpus: int
-    purpose: str
-    short: Level = "error"
+# A quota, the plan's nodes that count there, what they are for, and the level of a finding where too little is free.
+Need = tuple[Quota, int, str, Level]
 
 
 def check_instance_quotas(context: Context) -> Iterator[Finding]:
@@ -42,50 +35,39 @@ def check_instance_quotas(context: Context) -> Iterator[Finding]:
 
 
 def _compare(context: Context, need: Need, used: Counter[Quota] | Unknown) -> Finding:
-    """Compare ``need`` with what is free of its quota. A need above the whole quota is an error whatever is in use."""
-    quota, check = need.quota, f"quota {need.quota.name}"
-    wanted = f"{need.vcpus:,} vCPUs needed for {need.purpose}"
+    """Compare a need with what is free of its quota."""
+    quota, nodes, purpose, short = need
+    vcpus, check = nodes * context.plan.node.vcpus, f"quota {quota.name}"
+    wanted = f"{vcpus:,} vCPUs needed for {purpose}"
     limit = ask(partial(quotas.limit, context.service_quotas, quota))
     if isinstance(limit, Unknown):
         return limit.finding(check=check, about=wanted, why=_WHY)
-    in_use = 0 if isinstance(used, Unknown) else used[quota]
-    free, total = max(limit - in_use, 0), need.vcpus + in_use
-    text = f"{wanted}, {free:,.0f} free: quota {limit:,.0f} ({quota.code}), {in_use:,} in use"
     if isinstance(used, Unknown):
-        text = f"{wanted}, of a quota of {limit:,.0f} ({quota.code}), in use unknown"
-    if total > limit:
-        return Finding(
-            text,
-            check=check,
-            level=need.short,
-            value=need.vcpus,
-            limit=free,
-            why=_WHY,
-            next_step=quota.increase(total, context.region),
-        )
-    if isinstance(used, Unknown):
-        return used.finding(check=check, about=text, why=_WHY)
-    return passed(text, check=check, value=need.vcpus, limit=free)
+        return used.finding(check=check, about=f"{wanted}, of a quota of {limit:,.0f} ({quota.code})", why=_WHY)
+    free, total = max(limit - used[quota], 0), vcpus + used[quota]
+    return Finding(
+        f"{wanted}, {free:,.0f} free: quota {limit:,.0f} ({quota.code}), {used[quota]:,} in use",
+        check=check,
+        level=short if total > limit else "ok",
+        value=vcpus,
+        limit=free,
+        why=_WHY,
+        next_step=quota.increase(total, context.region),
+    )
 
 
 def _node_needs(context: Context) -> Iterator[Need]:
-    plan, purchase = context.plan, context.plan.purchase
-    vcpus, nodes, spot_nodes = plan.node.vcpus, plan.node_count, context.spot_nodes
-    on_demand, base = quotas.on_demand(plan.instance_type), purchase.on_demand_base
-    if on_demand:
+    plan, purchase, spot_nodes = context.plan, context.plan.purchase, context.spot_nodes
+    name, nodes, base = plan.instance_type, plan.node_count, purchase.on_demand_base
+    if on_demand := quotas.on_demand(name):
         if purchase.option == "on-demand" or (purchase.option == "reserved" and not purchase.capacity_reservation_id):
-            yield Need(quota=on_demand, vcpus=nodes * vcpus, purpose=f"{nodes} x {plan.instance_type}")
+            yield on_demand, nodes, f"{nodes} x {name}", "error"
         if top_up := purchase.on_demand_top_up:
-            purpose = f"{top_up} x {plan.instance_type} on demand beside the reservation"
-            yield Need(quota=on_demand, vcpus=top_up * vcpus, purpose=purpose)
+            yield on_demand, top_up, f"{top_up} x {name} on demand beside the reservation", "error"
         if base:
-            purpose = f"an on-demand base of {base} x {plan.instance_type}"
-            yield Need(quota=on_demand, vcpus=base * vcpus, purpose=purpose)
+            yield on_demand, base, f"an on-demand base of {base} x {name}", "error"
         if purchase.fallback == "on-demand" and base < nodes:
-            purpose = f"falling back to {nodes} x {plan.instance_type} on demand"
             # Spot may come all the same.
-            yield Need(quota=on_demand, vcpus=nodes * vcpus, purpose=purpose, short="warning")
-    if spot_nodes:
-        own = quotas.spot(plan.instance_type)
-        if own:
-            yield Need(quota=own, vcpus=spot_nodes * vcpus, purpose=f"{spot_nodes} x {plan.instance_type} on spot")
+            yield on_demand, nodes, f"falling back to {nodes} x {name} on demand", "warning"
+    if spot_nodes and (spot := quotas.spot(name)):
+        yield spot, spot_nodes, f"{spot_nodes} x {name} on spot", "error"

@@ -57,7 +57,7 @@ def _quote(context: Context, node: NodeItem, planned: PlanPrice) -> NodeQuote:
     if node.market == "spot":
         entries, zone_ids = spot_history.fetch(context.ec2, [name]), spot_history.fetch_zone_ids(context.ec2)
         offered = {name: context.zone_ids} if context.zone_ids else None
-        spot, _ = spot_history.parse(entries, zone_ids, region, offered)
+        spot, _ = spot_history.parse(entries, zone_ids, offered)
         if name not in spot:
             raise UnusableAnswerError(f"{name} has no spot price in {', '.join(context.zone_ids) or region}")
         usd, zone_id = spot[name][0]

@@ -64,7 +64,7 @@ FUTURE = date(2027, 1, 1)
         (_offer(reserved_1yr=_price(99)), "reserved is at most on-demand"),
         (_offer(capacity_block=_price(-1)), "a price is above 0 USD per hour"),
         (_offer(region="US East"), "a region is named as AWS names it"),
-        (_offer(zones=_zone("usw2-az1")), "zone ids are the region's"),
+        (_offer(zones=_zone("usw2-lax1-az1")), "zone ids are of a region's own zones"),
         (
             _offer(zones=_zone("use1-az1"), spot=_price(9, zone_id="use1-az2")),
             "a spot price is of a zone that offers",

@@ -10,6 +10,5 @@ def test_zones_are_sorted_once_each_and_local_zones_left_out() -> None:
         {"InstanceType": "g5.xlarge", "Location": "usw2-az1"},
         {"InstanceType": "g5.xlarge", "Location": "usw2-lax1-az1"},
         {"InstanceType": "g4dn.xlarge", "Location": "usw2-lax1-az1"},
-        {"InstanceType": "p5.48xlarge", "Location": "use1-az1"},
     ]
-    assert offerings.parse(answer, "us-west-2") == {"g5.xlarge": ("usw2-az1", "usw2-az2")}
+    assert offerings.parse(answer) == {"g5.xlarge": ("usw2-az1", "usw2-az2")}

@@ -22,7 +22,7 @@ def _entry(zone: str = "us-east-1a", price: str = "20.5", hour: int = 1, **chang
 
 
 def test_every_zone_has_its_price_the_cheapest_first() -> None:
-    found, skipped = spot_history.parse([_entry(), _entry("us-east-1b", "18.25")], ZONES, "us-east-1")
+    found, skipped = spot_history.parse([_entry(), _entry("us-east-1b", "18.25")], ZONES)
     assert (found, skipped) == ({"p5.48xlarge": ((18.25, "use1-az1"), (20.5, "use1-az6"))}, [])
 
 
@@ -41,14 +41,14 @@ def test_every_zone_has_its_price_the_cheapest_first() -> None:
     ],
 )
 def test_entries_that_count(entries: list[dict[str, Any]], price: tuple[float, str]) -> None:
-    assert spot_history.parse(entries, ZONES, "us-east-1")[0] == {"p5.48xlarge": (price,)}
+    assert spot_history.parse(entries, ZONES)[0] == {"p5.48xlarge": (price,)}
 
 
 def test_a_price_of_a_zone_that_does_not_offer_the_type_cannot_be_had() -> None:
     entries = [_entry(), _entry("us-east-1b", "1")]
     offered = {"p5.48xlarge": ("use1-az6",)}
-    assert spot_history.parse(entries, ZONES, "us-east-1", offered)[0] == {"p5.48xlarge": ((20.5, "use1-az6"),)}
-    assert spot_history.parse(entries, ZONES, "us-east-1", {})[0] == {}
+    assert spot_history.parse(entries, ZONES, offered)[0] == {"p5.48xlarge": ((20.5, "use1-az6"),)}
+    assert spot_history.parse(entries, ZONES, {})[0] == {}
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,5 @@ def test_a_price_of_a_zone_that_does_not_offer_the_type_cannot_be_had() -> None:
     [*(("us-east-1a", price) for price in ("0", "-1", "free", "nan", "inf", None)), ("us-east-1z", "20.5")],
 )
 def test_an_unusable_price_and_an_unlisted_zone_are_reported(zone: str, price: Any) -> None:
-    prices, (skipped,) = spot_history.parse([_entry(zone, price)], ZONES, "us-east-1")
+    prices, (skipped,) = spot_history.parse([_entry(zone, price)], ZONES)
     assert prices == {} and f"p5.48xlarge in {zone}" in str(skipped)
