@@ -53,13 +53,10 @@ _STACK = "pulumi:pulumi:Stack"
 
 
 class Answers(mocks.Mocks):
-    """Stand-in for AWS: identifiers and look-ups that suit a plan.
+    """Stand-in for AWS: identifiers and look-ups that suit a plan."""
 
-    ``endpoint_zones`` are the zones of a VPC endpoint service ("com.amazonaws.us-east-1.ec2") that is not in all.
-    """
-
-    def __init__(self, plan: FleetPlan, endpoint_zones: Mapping[str, tuple[str, ...]] | None = None) -> None:
-        self._plan, self._endpoint_zones = plan, endpoint_zones or {}
+    def __init__(self, plan: FleetPlan) -> None:
+        self._plan = plan
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         """A resource's identifier and attributes: its arguments and AWS's additions."""
@@ -95,9 +92,8 @@ class Answers(mocks.Mocks):
                 names = [f"{plan.region}{chr(97 + number)}" for number in range(len(zone_ids))]
                 return {"names": names, "zoneIds": zone_ids}
             case "getVpcEndpointService":
-                everywhere = self._answer("getAvailabilityZones", {})["names"]
-                zones = self._endpoint_zones.get(given["serviceName"], everywhere)
-                return {"serviceName": given["serviceName"], "availabilityZones": list(zones)}
+                zones = self._answer("getAvailabilityZones", {})["names"]
+                return {"serviceName": given["serviceName"], "availabilityZones": zones}
             case "getInstanceTypeOfferings":
                 return {"locations": zone_ids}
             case "getSubnet":

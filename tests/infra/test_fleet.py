@@ -79,6 +79,11 @@ def test_a_block_is_drained_before_its_end_also_without_the_controller() -> None
         "maxSize": -1,
         "startTime": "2099-06-02T08:25:00Z",
     }
+    with_offset = {"start": "2099-06-01T11:00:00+02:00", "end": "2099-06-02T11:00:00+02:00"}
+    assert deploy(capacity_block(**with_offset)).one("Schedule") == stack.one("Schedule")
+    # Auto Scaling refuses a time in the past, and drops an action that has run.
+    over = {"start": "2026-06-01T09:00:00Z", "end": "2026-06-02T09:00:00Z"}
+    assert not deploy(capacity_block(**over)).all("Schedule")
 
 
 def test_each_of_several_blocks_has_a_group_and_the_market_follows() -> None:
@@ -96,17 +101,6 @@ def test_each_of_several_blocks_has_a_group_and_the_market_follows() -> None:
     }
     # A block may belong to another placement group; the market's nodes have one of the stack's.
     assert len(stack.all("PlacementGroup")) == 1
-
-
-def test_a_block_with_an_offset_is_drained_at_the_same_moment() -> None:
-    later = {"start": "2099-06-01T11:00:00+02:00", "end": "2099-06-02T11:00:00+02:00"}
-    assert deploy(capacity_block(**later)).one("Schedule")["startTime"] == "2099-06-02T08:25:00Z"
-
-
-def test_a_block_that_is_over_declares_no_action_in_the_past() -> None:
-    """Auto Scaling refuses a time in the past, and drops an action that has run."""
-    over = {"start": "2026-06-01T09:00:00Z", "end": "2026-06-02T09:00:00Z"}
-    assert not deploy(capacity_block(**over)).all("Schedule")
 
 
 def test_each_place_has_its_own_template_placement_group_and_group_of_one_market() -> None:

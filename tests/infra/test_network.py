@@ -67,10 +67,21 @@ def test_the_endpoints_are_those_the_plan_pays_for() -> None:
         assert given["securityGroupIds"] == ["gpufleet-dev-endpoints-id"]
 
 
+def with_ssm_in(*zones: str, **changes: Any) -> Deployed:
+    """Declare a stack where Systems Manager has endpoints in these zones alone."""
+
+    class SomeZones(Answers):
+        def _answer(self, token: str, given: dict[str, Any]) -> dict[str, Any]:
+            some = {"availabilityZones": list(zones)} if given.get("serviceName", "").endswith(".ssm") else {}
+            return super()._answer(token, given) | some
+
+    plan = sample_plan(**changes)
+    return Deployed(resources(plan, stack="dev", answers=SomeZones(plan)))
+
+
 @pytest.mark.parametrize("changes", [{}, LONE_NODE], ids=["gang", "lone"])
 def test_an_endpoint_goes_where_its_service_is(changes: dict[str, Any]) -> None:
-    zones: dict[str, tuple[str, ...]] = {"com.amazonaws.us-east-1.ssm": ("us-east-1c", "us-east-1d")}
-    stack = Deployed(resources(plan := sample_plan(**changes), stack="dev", answers=Answers(plan, zones)))
+    stack = with_ssm_in("us-east-1c", "us-east-1d", **changes)
     assert stack.one("VpcEndpoint", "-ssm")["subnetIds"] == ["gpufleet-dev-endpoints-use1-az1-id"]
     assert stack.one("VpcEndpoint", "-ec2")["subnetIds"] == ["gpufleet-dev-use1-az2-id"]
     small = stack.one("Subnet", "-endpoints-use1-az1")
@@ -86,17 +97,12 @@ def test_an_endpoint_goes_where_its_service_is(changes: dict[str, Any]) -> None:
     }.items() < ranges.items()
 
 
-def test_workers_zones_are_tried_in_their_order() -> None:
-    zones: dict[str, tuple[str, ...]] = {"com.amazonaws.us-east-1.ssm": ("us-east-1b",)}
-    stack = Deployed(resources(plan := sample_plan(**LONE_NODE), stack="dev", answers=Answers(plan, zones)))
+def test_a_service_is_sought_in_each_zone_and_refused_where_none_has_it() -> None:
+    stack = with_ssm_in("us-east-1b", **LONE_NODE)
     assert stack.one("VpcEndpoint", "-ssm")["subnetIds"] == ["gpufleet-dev-use1-az6-id"]
     assert len(stack.all("Subnet")) == 2
-
-
-def test_a_service_in_no_zone_of_the_account_is_refused_with_its_name() -> None:
-    zones: dict[str, tuple[str, ...]] = {"com.amazonaws.us-east-1.logs": ()}
-    with pytest.raises(ConfigError, match=r"com\.amazonaws\.us-east-1\.logs \(it is in none\)"):
-        resources(plan := sample_plan(), stack="dev", answers=Answers(plan, zones))
+    with pytest.raises(ConfigError, match=r"com\.amazonaws\.us-east-1\.ssm \(it is in none\)"):
+        with_ssm_in()
 
 
 NAT = {"gpufleet:nat": "true"}

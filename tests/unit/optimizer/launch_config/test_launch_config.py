@@ -113,11 +113,24 @@ def test_an_engine_takes_the_plans_it_can_carry_out_and_names_another_for_the_re
         assert all(one in refusal.next_step for one in able) and engine in refusal.got
 
 
-@pytest.mark.parametrize("kind", ["modernbert", "deberta-v2", "gemma3", "qwen2_vl", "t5"])
-def test_torchtitan_refuses_what_its_backend_does_not_train(kind: str) -> None:
-    architecture = {"model_type": kind, "vision_config": {}, "text_config": {}}
-    with pytest.raises(InvalidInputError, match="trains decoders of text"):
-        launch_config(plan({"architecture": architecture}), "torchtitan", "plan.py")
+@pytest.mark.parametrize(
+    ("engine", "refused", "says"),
+    [
+        *(
+            ("torchtitan", plan({"architecture": {"model_type": kind}}), "trains decoders of text")
+            for kind in ("modernbert", "deberta-v2", "gemma3", "qwen2_vl", "t5")
+        ),
+        (
+            "torchtitan",
+            plan(sharding="zero2", data=4, pipeline=4, virtual_stages=3, micro_batch=1, grad_accum=32),
+            "virtual stages are 3, and its interleaved schedule has two a rank",
+        ),
+        ("megatron-core", plan({"compiled": True}, sharding="zero1"), r"no torch\.compile"),
+    ],
+)
+def test_an_engine_refuses_what_it_does_not_train(engine: str, refused: FleetPlan, says: str) -> None:
+    with pytest.raises(InvalidInputError, match=says):
+        launch_config(refused, engine, "plan")
 
 
 DDP: dict[str, Any] = {"sharding": "ddp", "activation_checkpointing": "none"}
@@ -269,12 +282,6 @@ def test_megatron(name: str, tmp_path: Path) -> None:
     assert arguments[arguments.index("--save-interval") + 1] == str(CHECKPOINT_STEPS)
 
 
-def test_torchtitan_refuses_stages_that_it_cannot_count() -> None:
-    layout: dict[str, Any] = {"data": 4, "pipeline": 4, "virtual_stages": 3, "micro_batch": 1, "grad_accum": 32}
-    with pytest.raises(InvalidInputError, match="virtual stages are 3, and its interleaved schedule has two a rank"):
-        launch_config(plan(sharding="zero2", **layout), "torchtitan", "plan.py")
-
-
 def _of_megatron(architecture: dict[str, Any], **parallelism: Any) -> str:
     one = plan({"architecture": architecture, "seq_len": 8192}, sharding="zero1", **parallelism)
     return launch_config(one, "megatron-core", "plan.sh")[0]
@@ -311,8 +318,3 @@ def test_megatron_refuses_what_it_would_not_start_with(changes: dict[str, Any], 
 def test_megatron_weighs_experts_as_the_model_does(normalised: bool | None) -> None:
     text = _of_megatron(QWEN3_MOE | ({} if normalised is None else {"norm_topk_prob": normalised}))
     assert ("--moe-router-pre-softmax\n" in text) is not bool(normalised)
-
-
-def test_megatron_refuses_a_compiled_run() -> None:
-    with pytest.raises(InvalidInputError, match=r"no torch\.compile"):
-        launch_config(plan({"compiled": True}, sharding="zero1"), "megatron-core", "plan.sh")
