@@ -16,20 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.catalog import Catalog, load
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
-from optimizer.contract.request import (
-    FleetRequest,
-    read_request_file,
-    request_from_dict,
-)
+from optimizer.contract.request import FleetRequest, read_request_file, request_from_dict
 from optimizer.economics.policy_outlook import price_policies
 from optimizer.performance import calibration as calibrations
 from optimizer.performance.calibration import Calibration
 from optimizer.search.advice import list_notes
 from optimizer.search.alternates import with_alternates
-from optimizer.search.candidates import (
-    find_candidates,
-    list_cheapest,
-)
+from optimizer.search.candidates import find_candidates, list_cheapest
 from optimizer.search.nearest import NearestPlan, find_nearest
 from optimizer.search.plan_builder import build_plans
 from optimizer.search.problem import Problem, Rejection

@@ -206,16 +206,6 @@ class ExistingReservation(_Model):
         """The purchase option of its nodes."""
         return "capacity-block" if self.capacity_block else "reserved"
 
-    @property
-    def takes_top_up(self) -> bool:
-        """Nodes on demand may come beside its own, from a second group.
-
-        A group that targets no reservation by its id has none to fill first; a block's instances are launched by a
-        market type of their own
-        (https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html).
-        """
-        return self.capacity_reservation_id is not None and self.capacity_block is None
-
     @model_validator(mode="after")
     def _known_price(self) -> Self:
         if self.capacity_block and self.capacity_reservation_id is None:

@@ -10,14 +10,7 @@ from functools import cached_property
 
 from optimizer.catalog.ttl import age_days, is_stale_spot
 from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
-from optimizer.contract.plan import (
-    MOST_BLOCKS,
-    NextBlock,
-    PurchaseOption,
-    Volumes,
-    block_gaps,
-    usable_hours,
-)
+from optimizer.contract.plan import MOST_BLOCKS, NextBlock, PurchaseOption, Volumes, block_gaps, usable_hours
 from optimizer.contract.request import Constraints, ExistingReservation
 from optimizer.economics import price_age
 from optimizer.economics.interruption import Hazard, learn_hazard, spot_hazard
@@ -133,7 +126,10 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
                 fallback=bool(blocks and offer.on_demand and limits.spot_fallback == "on-demand"),
             )
             purchases.append(purchase)
-            if owned.takes_top_up and "on-demand" in options and offer.on_demand:
+            # A second group of nodes on demand goes beside a reservation that has an id. A block's instances are of a
+            # market type of their own: https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
+            takes_top_up = owned.capacity_reservation_id is not None and not blocks
+            if takes_top_up and "on-demand" in options and offer.on_demand:
                 purchases.append(replace(purchase, topped_up=True))
     return purchases
 

@@ -89,6 +89,8 @@ def test_a_plan_is_picked_from_recommend_output(tmp_path: Path) -> None:
     assert read_plan(text, plan_number=2).region == "us-west-2"
     with pytest.raises(PlanError, match="holds 2 plans, there is no plan 3"):
         read_plan(text, plan_number=3)
+    with pytest.raises(PlanError, match="no plan 2"):
+        read_plan(sample_plan().to_json(), plan_number=2)
 
 
 @pytest.mark.parametrize(
@@ -108,25 +110,11 @@ def test_what_is_no_plan_is_refused(text: str, message: str) -> None:
         read_plan(text)
 
 
-def test_a_plan_written_before_these_dimensions_is_read() -> None:
-    old = {
-        name: value for name, value in SPOT_P4D["parallelism"].items() if name not in ("tensor", "pipeline", "context")
-    }
-    plan = plan_from_dict(SPOT_P4D | {"parallelism": old})
-    split = plan.parallelism
-    assert (split.expert, split.sequence_parallel, split.virtual_stages, split.beyond_data) == (1, False, 1, ())
-
-
 def test_a_byte_order_mark_is_no_defect(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text("\ufeff" + sample_plan().to_json(), encoding="utf-8")
     assert read_plan(read_plan_text(file)) == sample_plan()
     assert read_plan("\ufeff" + sample_plan().to_json()) == sample_plan()
-
-
-def test_a_lone_plan_has_no_second() -> None:
-    with pytest.raises(PlanError, match="no plan 2"):
-        read_plan(sample_plan().to_json(), plan_number=2)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -105,12 +105,6 @@ def test_a_framework_without_the_sharding_is_named() -> None:
         answer(work={"framework": "megatron"}, sharding=["zero3"])
 
 
-def test_a_sequence_longer_than_the_usual_batch_is_still_trained() -> None:
-    work = {"samples": 8192, "seq_len": 131072, "global_batch": None}
-    answered = answer("llama-3.2-1b", work=work, instance_types=["p6-b200"], regions=[], max_nodes=64)
-    assert "global_batch" not in bindings(answered).values()
-
-
 def test_without_a_plan_the_nearest_for_each_limit_is_named() -> None:
     limits: dict[str, Any] = {"instance_types": ["p4d", "g5.12xlarge"], "purchase_options": ["on-demand"]}
     free = answer(**limits)

@@ -141,10 +141,6 @@ def leaves(batch_size: int) -> Any:
     sys.exit(7)
 
 
-def without_batch() -> Any:
-    return mlp(2)
-
-
 def lonely(batch_size: int) -> Any:
     return nn.Linear(4, 4)
 
