@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+
+from bootstrap.training.errors import ConfigurationError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -43,6 +46,16 @@ class RankGroup:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._refuse_one_node_of_several()
+
+    def _refuse_one_node_of_several(self) -> None:
+        """Refuse ranks that all run on this node of a gang, as of mp.spawn: no variable tells the agent of them."""
+        nodes, slots = (int(os.environ.get(f"GPUFLEET_{name}") or 1) for name in ("NODE_COUNT", "GPUS_PER_NODE"))
+        if nodes > 1 and slots <= self.world_size < nodes * slots and len(set(self.gather(socket.gethostname()))) == 1:
+            raise ConfigurationError(
+                f"all {self.world_size} ranks of this training run on one of {nodes} nodes: each node would train by "
+                "itself, into one store. Give the script alone, which the nodes start under torchrun (docs/engines.md)"
+            )
 
     def close(self) -> None:
         """Leave the group and end its threads; for a rank whose exchanges are all over.

@@ -41,22 +41,14 @@ class WarmNode(Node):
         return self._warm.start(arguments, env=self.environment, output=log)
 
 
-def undisturbed_run(warm: Warm, folder: Path, sharding: str) -> Outcome:
+@pytest.fixture(scope="session")
+def undisturbed(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    folder = tmp_path_factory.mktemp("undisturbed")
     with LocalImds().running() as imds:
-        node = WarmNode(warm, folder, imds, steps=STEPS, step_delay_s=0.0, sharding=sharding)
+        node = WarmNode(warm, folder, imds, steps=STEPS, step_delay_s=0.0, sharding="ddp")
         with node.running() as process:
             node.wait(process)
         return outcome_of(node)
-
-
-@pytest.fixture(scope="session")
-def undisturbed(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return undisturbed_run(warm, tmp_path_factory.mktemp("undisturbed"), "ddp")
-
-
-@pytest.fixture(scope="session")
-def undisturbed_sharded(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return undisturbed_run(warm, tmp_path_factory.mktemp("undisturbed"), "fsdp2")
 
 
 @pytest.fixture

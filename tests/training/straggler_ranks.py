@@ -1,4 +1,4 @@
-"""Four ranks of test_stragglers.py in one process group: a loop of the user's own and the trainer, with slowed ranks.
+"""Four ranks of test_stragglers.py in one process group: a loop of the user's own, with slowed ranks.
 
 ``-m tests.training.straggler_ranks OUT.json``: the slowest rank that each phase's ledger has, by the phase's name.
 """
@@ -19,11 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from bootstrap.contract.ledger import LEDGER_FILE
-from bootstrap.trainer import run as trainer
-from bootstrap.trainer.config import parse_config
 from bootstrap.training import SpotTolerantRun, stragglers
-from bootstrap.training.stores import open_store
-from tests.training.test_trainer import LLAMA
 
 # Long beside the scatter of a busy machine.
 USUAL_S, SLOW_S = 0.04, 0.25
@@ -62,17 +58,6 @@ def own_loop(name: str, slowed: Collection[int], *, sharded: bool = False, input
             optimizer.zero_grad()
 
 
-def train(name: str, slow_rank: int) -> None:
-    flags = ["--architecture", json.dumps(LLAMA), "--seq-len", "16", "--global-batch", "8", "--precision", "fp32"]
-    config = parse_config([*flags, "--sharding", "zero3", "--steps", "16", "--gpus-per-node", "4", "--out", name], {})
-    parts = trainer.assemble(config, trainer.set_device(config))
-    if dist.get_rank() == slow_rank:
-        for layer in parts.model.model.layers:  # type: ignore[union-attr]
-            # Inside the layer: a layer's own hook would come before the one that times it.
-            layer.self_attn.register_forward_pre_hook(lambda *_: time.sleep(SLOW_S))
-    trainer.train_assembled(parts, open_store(name), trainer.open_samples(config), None)
-
-
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -82,7 +67,6 @@ def main() -> None:
     own_loop("replicated", [2])
     own_loop("sharded", [3], sharded=True)
     own_loop("input", [1], input_s=SLOW_S)
-    train("trainer", 2)
     if dist.get_rank() == 0:
         found: dict[str, Any] = {}
         for ledger in Path().glob(f"*/{LEDGER_FILE}"):

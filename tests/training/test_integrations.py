@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +15,11 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader
 
 from bootstrap.training import Watcher
-from bootstrap.training.errors import EXIT_INTERRUPTED, CheckpointError, ConfigurationError, Interrupted
+from bootstrap.training.errors import EXIT_INTERRUPTED, ConfigurationError, Interrupted
 from bootstrap.training.integrations.engine_files import EngineFiles
 from bootstrap.training.integrations.engine_run import CHANGES_FILE, EngineRun
 from bootstrap.training.ledger import read_ledger
-from bootstrap.training.stores import LocalStore, open_store
+from bootstrap.training.stores import open_store
 from tests.training.engine_programs import (
     ENGINES,
     STEPS,
@@ -355,42 +354,27 @@ def test_what_an_engine_casts_and_shards_is_no_change_of_the_run(
     assert "no new start" not in caplog.text
 
 
-class Quota(LocalStore):
-    """Has room for ``files`` files of checkpoints, and may refuse to delete."""
-
-    files, deletes = 3, True
-
-    def write(self, name: str, parts: Any) -> None:
-        if "/files/" in name and len([one for one in self.names("engine-") if "/files/" in one]) >= self.files:
-            raise CheckpointError(f"cannot write {name}: {OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))}")
-        super().write(name, parts)
-
-    def delete(self, name: str) -> None:
-        if not self.deletes:
-            raise CheckpointError(f"cannot delete {name}: Access Denied")
-        super().delete(name)
-
-
-def test_a_full_disk_keeps_the_newest_and_takes_the_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_save_that_fails_is_told_and_the_next_one_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     run = EngineRun(
-        "lightning", store=(store := Quota(tmp_path / "store")), checkpoint_interval_s=None, checkpoint_every=1, keep=3,
-        watcher=Watcher(None, signals=False),
-    )  # fmt: skip
+        "lightning", store=str(tmp_path / "store"), checkpoint_every=1, watcher=Watcher(None, signals=False)
+    )
     run.start(0, global_batch=1, order={})
     (tmp_path / "state").mkdir()
-    # Steps 2 to 5 save two files: of the second's one fits, and the fourth's fit once those of step 1 are gone.
-    for step, store.files in enumerate((3, 2, 3, 4, 4), 1):
-        (tmp_path / "state" / ("model" if step == 1 else "more")).write_bytes(b"x")
-        run.end_step(step, is_last=False)
-        run.saved(step, tmp_path / "state")
-        assert run.is_saved is (step not in (2, 4))
-    assert steps(store.root) == [5, 3]
-    store.files, store.deletes = 99, False
-    for step in (6, 7, 8):
-        run.end_step(step, is_last=False)
-        run.saved(step, tmp_path / "state")
-        assert run.is_saved, "it is, though older ones are not deleted"
-    assert "Access Denied" in caplog.text
+    (tmp_path / "state" / "model").write_bytes(b"x")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    for step in (1, 2):
+        with monkeypatch.context() as full:
+            if step == 1:
+                full.setattr(EngineFiles, "upload", fail)
+            run.end_step(step, is_last=False)
+            run.saved(step, tmp_path / "state")
+        assert run.is_saved is (step == 2)
+    assert "NOT safe, training goes on: rank 0: [Errno 28] full" in caplog.text and steps(tmp_path / "store") == [2]
     run.finish()
 
 

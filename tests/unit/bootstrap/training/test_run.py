@@ -553,6 +553,15 @@ def test_a_plan_that_splits_the_model_is_refused(kind: str, tmp_path: Path, monk
         Training(str(tmp_path))
 
 
+def test_ranks_that_are_all_on_one_node_of_several_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mp.spawn on localhost sets no variable by which the agent sees how many ranks there are."""
+    monkeypatch.setenv("GPUFLEET_NODE_COUNT", "2")
+    with pytest.raises(ConfigurationError, match="all 1 ranks of this training run on one of 2 nodes"):
+        Training(str(tmp_path))
+    monkeypatch.setenv("GPUFLEET_GPUS_PER_NODE", "8")  # a smaller world may prepare data
+    Training(str(tmp_path))
+
+
 def test_a_run_that_is_refused_leaves_nothing_that_ends_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

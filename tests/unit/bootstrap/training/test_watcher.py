@@ -105,13 +105,6 @@ def test_unreachable_service_is_logged_once_and_is_not_an_interruption(caplog: p
     assert len(caplog.records) == 1 and "not taken as an interruption" in caplog.text
 
 
-@pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
-def test_spot_notice_asks_to_stop(service: LocalImds, client: Imds, action: str) -> None:
-    service.interrupt(action)
-    notice = watch_once(client).stop_notice
-    assert notice is not None and notice.source == "spot/instance-action" and notice.detail.startswith(action)
-
-
 @pytest.mark.parametrize("garbage", ["<html>", "[]", "{}", '{"action": 3}'])
 def test_unreadable_spot_notice_saves_and_goes_on(service: LocalImds, client: Imds, garbage: str) -> None:
     service.values["spot/instance-action"] = garbage
@@ -123,12 +116,17 @@ def test_unreadable_spot_notice_saves_and_goes_on(service: LocalImds, client: Im
 
 
 @pytest.mark.parametrize(
-    ("state", "leaves"),
-    [("InService", False), ("Detached", False), ("Standby", False), ("Terminated", True)],
+    ("path", "value", "detail"),
+    [
+        ("spot/instance-action", '{"action": "stop"}', "stop at unknown time"),
+        ("spot/instance-action", '{"action": "hibernate", "time": "now"}', "hibernate at now"),
+        *(("autoscaling/target-lifecycle-state", state, "") for state in ("InService", "Detached", "Standby")),
+        ("autoscaling/target-lifecycle-state", "Terminated", "Terminated"),
+    ],
 )
-def test_lifecycle_states(service: LocalImds, client: Imds, state: str, leaves: bool) -> None:
-    service.values["autoscaling/target-lifecycle-state"] = state
-    assert (watch_once(client).stop_notice is not None) is leaves
+def test_notices_that_end_the_node(service: LocalImds, client: Imds, path: str, value: str, detail: str) -> None:
+    service.values[path] = value
+    assert str(watch_once(client).stop_notice) == (f"{path} ({detail})" if detail else "None")
 
 
 def reader(files: NoticeFiles, *, answers: bool = False) -> Watcher:
