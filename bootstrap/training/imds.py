@@ -39,7 +39,11 @@ class Imds:
         """Value of ``/latest/meta-data/<path>``; None for 404, ImdsError for a timeout or any other status."""
         status, body = self._get(path) if self._token else (401, "")
         if status == 401:  # no token yet, or its six hours are over
-            self._token = self._new_token()
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
+            status, token = self._request("PUT", "/latest/api/token", headers)
+            if status != 200 or not token:
+                raise ImdsError(f"PUT /latest/api/token answered {status}")
+            self._token = token
             status, body = self._get(path)
         if status not in (200, 404):
             raise ImdsError(f"GET {path} answered {status}")
@@ -47,13 +51,6 @@ class Imds:
 
     def _get(self, path: str) -> tuple[int, str]:
         return self._request("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._token})
-
-    def _new_token(self) -> str:
-        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
-        status, body = self._request("PUT", "/latest/api/token", headers)
-        if status != 200 or not body:
-            raise ImdsError(f"PUT /latest/api/token answered {status}")
-        return body
 
     def _request(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)

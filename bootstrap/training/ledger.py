@@ -215,22 +215,16 @@ class Ledger:
 
 
 def boot_id() -> str:
-    """Identity of this boot of this machine; its host name outside Linux."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return os.uname().nodename
+    """Identity of this boot of this machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def process_started_at() -> float:
     """Unix seconds of this process's start, before its imports (field 22 of ``/proc/self/stat``, proc(5))."""
     if started := positive_number(STARTED_VARIABLE):
         return started
-    try:
-        ticks = float(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
-        uptime_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError, IndexError):
-        return time.time()
+    ticks = float(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    uptime_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
     return time.time() - max(0.0, uptime_s - ticks / os.sysconf("SC_CLK_TCK"))
 
 

@@ -63,9 +63,7 @@ def test_unequal_shares_train_the_same(warm: Warm, tmp_path: Path) -> None:
 
     loops = found["loops"]
     assert loops["unequal"]["parameters"] == pytest.approx(loops["equal"]["parameters"], abs=1e-5)
-    assert "6 samples of 2 ranks" in found["errors"][0]
-    assert "(2, 1, 3) on rank 0 and (1, 2, 3) on rank 1" in found["errors"][1]
-    assert "expected at least 1 of each of 3 data ranks, 6 in all" in found["errors"][2]
+    assert "(2, 1, 3) on rank 0 and (1, 2, 3) on rank 1" in found["errors"][0]
 
 
 def metrics(out: Path) -> dict[str, dict[int, float]]:

@@ -73,3 +73,5 @@ def test_sizes_that_do_not_add_up_are_refused() -> None:
         SampleOrder(dataset_size=0, global_batch=10, seed=0)
     with pytest.raises(ConfigurationError, match=r"shares are \[5, 4\], 9 samples of 2 ranks.* 10 in all"):
         SampleOrder(dataset_size=100, global_batch=10, seed=0).indices(0, world_size=2, shares=[5, 4])
+    with pytest.raises(ConfigurationError, match="expected at least 1 of each of 3 data ranks, 6 in all"):
+        SampleOrder(dataset_size=9, global_batch=6, seed=0).indices(0, world_size=3, shares=[6, 0, 0])
