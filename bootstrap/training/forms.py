@@ -72,7 +72,7 @@ class ModuleForms:
 
     def changes(self) -> dict[str, Any]:
         """Changes since the start, as plain values: what each changed tensor was, and which parameters train now."""
-        now, passing = self.now(), dict(self._passing_buffers())
+        now, passing = self.now(), dict(self._passing_buffers() if self._passing else ())
         for key, was in self._passing.items():
             if key in passing and not torch.equal(passing[key].detach().cpu(), was):
                 logger.warning(
@@ -81,7 +81,7 @@ class ModuleForms:
                 )  # fmt: skip
         self._passing = {}  # said with the first checkpoint, or never
         return {
-            "ties": self.ties(),
+            "ties": ties_of(now),
             "born": {key: self._born.get(key) for key in {**self._born, **now} if self._born.get(key) != now.get(key)},
             "trains": {key: p.requires_grad for key, p in self._parameters() if p.requires_grad != self._was(key)},
         }
@@ -118,7 +118,7 @@ class ModuleForms:
 
     def take(self, saved: Forms, born: Forms, device: torch.device) -> bool:
         """Give the modules tensors of the forms ``saved``, not filled yet; True where parameters are new."""
-        has_new, ties = False, self.ties()  # of now: a newer checkpoint may have been taken, and found damaged
+        has_new, ties = False, ties_of(self.now())  # of now: a newer checkpoint may have been taken, and found damaged
         slots = {key: (registry, leaf) for key, _, registry, leaf in self._slots()}
         for key in saved:
             owner, _, leaf = key.rpartition(".")
@@ -133,12 +133,14 @@ class ModuleForms:
                 elif key in born or self._born[key] is None:
                     registry[leaf] = None
             elif form[0] == "tie":
-                source, name = slots[form[2]]  # an earlier place, which has its tensor
+                source, name = slots.get(form[2], (registry, leaf))  # an earlier place, which has its tensor
                 has_new |= tensor is not source[name]
                 registry[leaf] = source[name]
             elif tensor is not None and is_lazy(tensor):
                 tensor.materialize(form[1], device=device, dtype=getattr(torch, form[2]))
-            elif (is_parameter := form[0] == "parameter") and tensor is not None and key not in {**born, **ties}:
+            elif (
+                (is_parameter := form[0] == "parameter") and tensor is not None and key not in born.keys() | ties.keys()
+            ):
                 continue  # of another shape: the module's own load says so
             elif tensor is None or key in ties or form_of(form[0], tensor) != form:
                 new = torch.empty(form[1], dtype=getattr(torch, form[2]), device=device)
@@ -186,25 +188,25 @@ class ModuleForms:
                         yield f"{owner}.{leaf}", "buffer" if is_buffer else "parameter", registry, leaf
 
     def now(self) -> dict[str, Form | None]:
-        """Forms by key; None for a place without a tensor. Of a parameter at several places the first has its form."""
-        forms, ties = {}, self.ties()
+        """Forms by key; None for a place without a tensor. A parameter at several places has its form at the first."""
+        forms: dict[str, Form | None] = {}
+        first: dict[int, str] = {}
         for key, kind, registry, leaf in self._slots():
-            form = None if (tensor := registry[leaf]) is None or is_lazy(tensor) else form_of(kind, tensor)
-            forms[key] = ties.get(key, form)
+            tensor = registry[leaf]
+            if isinstance(tensor, nn.Parameter) and first.setdefault(id(tensor), key) != key:
+                forms[key] = "tie", (), first[id(tensor)]
+            else:
+                forms[key] = None if tensor is None or is_lazy(tensor) else form_of(kind, tensor)
         return forms
 
-    def ties(self) -> dict[str, Form]:
-        """Forms of the places of parameters that are at an earlier place too, as in ``named_parameters``."""
-        first: dict[int, str] = {}
-        places = [(key, registry[leaf]) for key, _, registry, leaf in self._slots()]
-        return {
-            key: ("tie", (), first[id(tensor)])
-            for key, tensor in places
-            if isinstance(tensor, nn.Parameter) and first.setdefault(id(tensor), key) != key
-        }
-
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        ties = self.ties()
+        seen: set[int] = set()
         for key, _, registry, leaf in self._slots():
-            if isinstance(parameter := registry[leaf], nn.Parameter) and key not in ties:
+            if isinstance(parameter := registry[leaf], nn.Parameter) and id(parameter) not in seen:
+                seen.add(id(parameter))
                 yield key, parameter
+
+
+def ties_of(forms: Forms) -> dict[str, Form]:
+    """Forms of the tied places."""
+    return {key: form for key, form in forms.items() if form and form[0] == "tie"}

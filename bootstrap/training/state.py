@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.forms import AS_BEFORE, Form, ModuleForms, form_of, plain_name
+from bootstrap.training.forms import AS_BEFORE, Form, ModuleForms, form_of, plain_name, ties_of
 from bootstrap.training.index import SavedTensor
 from bootstrap.training.optimizer_states import OptimizerStates, is_zero_redundancy
 from bootstrap.training.tensors import (
@@ -308,7 +308,7 @@ class TrainingState:
                 if isinstance(value, torch.Tensor):
                     full = plain_name(f"{name}.{key}")
                     forms[full] = form_of(self._forms.kind_of(full), value)
-        forms |= changes.get("ties", self._forms.ties())
+        forms |= changes.get("ties", ties_of(self._forms.now()))
         may_lack = frozenset() if self._save_frozen else self._forms.frozen
         of_model = {key: form for key, form in forms.items() if key.startswith(f"{MODEL}.")}
         if problem := self._forms.problem(of_model, born, may_lack, part=MODEL):
