@@ -138,14 +138,12 @@ class ModuleForms:
                 registry[leaf] = source[name]
             elif tensor is not None and is_lazy(tensor):
                 tensor.materialize(form[1], device=device, dtype=getattr(torch, form[2]))
-            elif (
-                (is_parameter := form[0] == "parameter") and tensor is not None and key not in born.keys() | ties.keys()
-            ):
+            elif tensor is not None and form[0] == "parameter" and not (key in born or key in ties):
                 continue  # of another shape: the module's own load says so
             elif tensor is None or key in ties or form_of(form[0], tensor) != form:
                 new = torch.empty(form[1], dtype=getattr(torch, form[2]), device=device)
-                has_new |= is_parameter
-                registry[leaf] = nn.Parameter(new) if is_parameter else new
+                has_new |= form[0] == "parameter"
+                registry[leaf] = nn.Parameter(new) if form[0] == "parameter" else new
         return has_new
 
     def train(self, trains: Mapping[str, bool]) -> bool:
