@@ -202,6 +202,7 @@ class Case:
         self.trains_head = tuning.trains_all or not (tuning.adapts or model.tied_embeddings)
         # Share of the layers that the backward pass reaches.
         self.live_share = 1.0 - tuning.frozen_layers / max(model.layers, 1)
+        self.live_layers = model.layers * (1.0 + 2.0 * self.live_share) / 3.0  # a frozen layer has one pass of three
 
     def _read_bytes(self) -> None:
         """Set bytes a parameter, means over the model's parameters (data/frameworks.toml explains them)."""

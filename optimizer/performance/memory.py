@@ -61,11 +61,10 @@ class PeakMemory:
     """Bytes of the peak and its parts, at the loss or at the end of the backward pass.
 
     Attributes:
-        p95: 95th percentile of the bytes that the allocator holds, with those that only other streams can use. A block
-            belongs to the CUDA stream that asked for it (https://pytorch.org/docs/stable/notes/cuda.html, memory
-            management). FSDP2 makes reduced gradients on the stream of its reductions, which cannot take what the
-            backward pass frees of activations. Where no room is left, the allocator returns all free blocks to the
-            driver in each step: 0.60 s for 0.36 (8B, two H100, tests/benchmarks/results/trainer_2xh100_202611.md).
+        p95: 95th percentile of the bytes that the allocator holds, with those that only other streams can use
+            (https://pytorch.org/docs/stable/notes/cuda.html, memory management): FSDP2's reduced gradients cannot take
+            what the backward pass frees. Where no room is left, the allocator returns all free blocks in each step:
+            0.60 s for 0.36 (8B, two H100, tests/benchmarks/results/trainer_2xh100_202611.md).
         nccl: NCCL's buffers.
     """
 

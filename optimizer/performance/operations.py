@@ -198,10 +198,8 @@ def _attention(x: Case) -> Iterator[Operation]:
 def _row(x: Case, name: str, moved: tuple[float, float], width: Number, kept: Number = 0.0) -> Operation:
     """Kernels that move bytes an element of ``width``, forward and backward, in each layer."""
     forward, backward = moved
-    # Frozen layers have no backward pass: 2 of 3 passes.
-    layers = x.model.layers * (1.0 + 2.0 * x.live_share) / 3.0
     bytes_moved = x.tokens * width * (forward * (1.0 + x.checkpoints) + backward)
-    return Operation(name=name, count=layers, moved=bytes_moved, kept=kept)
+    return Operation(name=name, count=x.live_layers, moved=bytes_moved, kept=kept)
 
 
 def _elementwise(x: Case) -> Iterator[Operation]:
@@ -269,9 +267,8 @@ def _elementwise(x: Case) -> Iterator[Operation]:
         kept = np.where(x.context > 1, element * x.query / x.tensor, 0.0)
         yield Operation(name="joins of the context ring", count=model.layers, moved=x.tokens * joined, kept=kept)
     each = kernels.WRITTEN_KERNELS if by_hand else kernels.FUSED_KERNELS
-    layers = model.layers * (1.0 + 2.0 * x.live_share) / 3.0
     starts = x.sublayers * each * (3.0 + x.repeats)
-    yield Operation(name="starts of kernels", count=layers, kernels=starts)
+    yield Operation(name="starts of kernels", count=x.live_layers, kernels=starts)
 
 
 def _experts(x: Case) -> Iterator[Operation]:

@@ -51,6 +51,17 @@ def _spelled(**other: str) -> BeforeValidator:
     return BeforeValidator(lambda text: other.get(text.lower(), text.lower()))
 
 
+def _like(pattern: str, words: str) -> BeforeValidator:
+    """Read a text of a pattern, which ``words`` say."""
+
+    def read(text: str) -> str:
+        if not re.fullmatch(pattern, text.lower()):
+            raise ValueError(words)
+        return text.lower()
+
+    return BeforeValidator(read)
+
+
 Real = Annotated[float, BeforeValidator(_to_number), Field(ge=0, allow_inf_nan=False)]
 # A larger count is a mistake.
 Whole = Annotated[int, BeforeValidator(_to_number), Field(ge=0, le=10**15)]
@@ -87,7 +98,9 @@ class Row(BaseModel):
     context_parallel: Count = 1
     expert_parallel: Count = 1
     sequence_parallel: Flag | None = None
-    layers_per_virtual_stage: str = "interleave=1"
+    layers_per_virtual_stage: Annotated[
+        str, _like(r"(interleave=)?[1-9]\d{0,5}", 'a number of layers, or "interleave=" and a number of chunks')
+    ] = "interleave=1"
     sharding: Annotated[
         Literal["ddp", "zero1", "zero2", "zero3"] | None,
         _spelled(zero0="ddp", fsdp="zero3", fsdp2="zero3"),
@@ -110,7 +123,7 @@ class Row(BaseModel):
     method: Annotated[Literal["full", "lora", "qlora"], _spelled()] = "full"
     lora_rank: Count = FULL_TRAINING.lora_rank
     lora_targets: Annotated[Literal["all", "attention"], _spelled()] = "all"
-    frozen: Annotated[str, _spelled(), Field(pattern=FROZEN)] = "none"
+    frozen: Annotated[str, _like(FROZEN, "none, embedding, or a number of first layers")] = "none"
     uncertain: str = ""
 
     @classmethod
@@ -264,7 +277,8 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         fused_loss="fused cross-entropy" in remarks,
         loops_experts=loops_experts,
     )
-    chunks = _virtual_stages(row.layers_per_virtual_stage, math.ceil(model.layers / pipeline))
+    prefix, _, number = row.layers_per_virtual_stage.rpartition("=")
+    chunks = int(number) if prefix else math.ceil(math.ceil(model.layers / pipeline) / int(number))
     # Runs that split the model make up a usual step, and keep the bubble small.
     usual_accumulation = 1
     if tensor * pipeline > 1:
@@ -288,21 +302,6 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     )
     hardware = build_hardware(gpu, per_node, row.network_gbit_per_s_per_node)
     return Setup(model=model, recipe=recipe, hardware=hardware, grid=grid, gpus=row.gpus)
-
-
-def _virtual_stages(text: str, layers_per_stage: int) -> int:
-    """Chunks a pipeline rank, from "interleave=3" or from layers a chunk."""
-    number = text.removeprefix("interleave=")
-    try:
-        chunks = int(number) if number != text else math.ceil(layers_per_stage / float(text))
-    except (ValueError, OverflowError, ZeroDivisionError):
-        chunks = 0
-    if not 1 <= chunks <= max(1, layers_per_stage):
-        raise InvalidInputError(
-            f"layers_per_virtual_stage is {text!r}",
-            limit=f'a number of layers, or "interleave=" and a number of chunks: a stage has {layers_per_stage} layers',
-        )
-    return chunks
 
 
 # Columns added to the input's, in order. Tokens are samples for a CNN.

@@ -19,12 +19,7 @@ from optimizer.performance.confidence import SPLITS, speed_source
 from optimizer.performance.fine_tuning import check_fine_tuning
 from optimizer.performance.frameworks import check_framework, framework_name
 from optimizer.performance.legality import check_legal, check_precision
-from optimizer.performance.types import (
-    Grid,
-    Hardware,
-    Recipe,
-    RecipePrecision,
-)
+from optimizer.performance.types import Grid, Hardware, Recipe, RecipePrecision
 from optimizer.workload.model import ModelSpec
 
 USUAL_SEQ_LEN = 2048

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from typing import Any
@@ -52,10 +52,8 @@ class StepTable:
 
     def __init__(self, x: Case) -> None:
         layers = x.model.layers
-        totals: dict[str, dict[str, Number]] = {part: {} for part in PARTS}
-        for op in operations(x):
-            _add(op, x, totals[op.part])
-        self.sums = {part: Sums(**total) for part, total in totals.items()}
+        table = list(operations(x))
+        self.sums: dict[str, Sums] = {part: _sum((op for op in table if op.part == part), x) for part in PARTS}
         self.collectives = dict(collectives(x))
         self.rates, self.local = x.rates, x.local
         self.host_layers, self.host_s, self.late_ranks = host_time(x)
@@ -80,13 +78,16 @@ class StepTable:
         self.gathers_all_along: Number = np.where(x.sharding >= ZERO3, 1.0, 0.0)
 
 
-def _add(op: Operation, x: Case, total: dict[str, Number]) -> None:
-    for name, value in (
-        (op.unit or "plain", op.flops * (op.count / op.flop_per_s)),
-        (op.traffic or "plain", op.moved * (op.count / x.rates.memory)),
-        ("kernels", op.kernels * op.count),
-    ):
-        total[name] = total.get(name, 0.0) + value
+def _sum(table: Iterable[Operation], x: Case) -> Sums:
+    total: dict[str, Number] = {}
+    for op in table:
+        for name, value in (
+            (op.unit or "plain", op.flops * (op.count / op.flop_per_s)),
+            (op.traffic or "plain", op.moved * (op.count / x.rates.memory)),
+            ("kernels", op.kernels * op.count),
+        ):
+            total[name] = total.get(name, 0.0) + value
+    return Sums(**total)
 
 
 def explain(x: Case, c: Coefficients) -> list[dict[str, Any]]:
@@ -94,13 +95,11 @@ def explain(x: Case, c: Coefficients) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     sums = ("tflop", "moved_gb", "kept_mb_a_layer", "s")
     for op in operations(x):
-        total: dict[str, Number] = {}
-        _add(op, x, total)
         row = rows.setdefault(op.name, {"operation": op.name, "count": op.count} | dict.fromkeys(sums, 0.0))
         row["tflop"] += float(op.flops * op.count) / 1e12
         row["moved_gb"] += float(op.moved * op.count) / 1e9
         row["kept_mb_a_layer"] += float(x.tokens * op.kept) / 1e6
-        row["s"] += float(Sums(**total).seconds(c))
+        row["s"] += float(_sum([op], x).seconds(c))
     takes_part = [row for row in rows.values() if row["s"] or row["kept_mb_a_layer"]]
     if moved := float(weight_bytes_moved(x) / (x.stage_layers / x.model.layers if x.model.layers else 1.0)):
         copies = {"operation": "copies of weights and gradients", "moved_gb": moved / 1e9}

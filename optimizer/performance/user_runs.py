@@ -13,7 +13,7 @@ from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import Gpu, InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.fit import adapt, left_out_errors, residuals
-from optimizer.performance.measured_runs import MeasuredRun, Refused, log_errors, throughput_error
+from optimizer.performance.measured_runs import DESCRIPTIVE_COLUMNS, MeasuredRun, Refused, log_errors, throughput_error
 from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Floats
 
@@ -88,9 +88,7 @@ def _possible(rows: Sequence[MeasuredRun], base: Calibration) -> tuple[list[Meas
 
 
 # Columns that may differ between two measurements of one layout.
-MEASUREMENTS = frozenset(
-    ("row_id", "suite", "source", "tokens_per_second_per_gpu", "peak_memory_gib", "reserved_memory_gib")
-)
+MEASUREMENTS = (*DESCRIPTIVE_COLUMNS, "tokens_per_second_per_gpu", "peak_memory_gib")
 
 
 def newest_by_layout(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:

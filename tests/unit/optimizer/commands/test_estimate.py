@@ -221,34 +221,15 @@ def test_batch_adds_its_columns_and_passes_the_others_through(tmp_path: Path) ->
     assert out.read_text() == again.read_text()  # the columns of an output are replaced
 
 
-def test_a_row_that_cannot_be_estimated_says_why_and_the_others_come_out(tmp_path: Path) -> None:
-    path = tmp_path / "in.csv"
-    path.write_text(
-        "note,model,gpu,gpus,seq_len,architecture\n"
-        "first,llama-2-7b,h100-80gb,8,2048,llama\n"
-        '"a, b",alexnet-9,h100-80gb,8,,cnn\n'
-        "last,gpt2-xl,abacus,8,512,decoder\n",
-    )
-    result = run("--batch", str(path), "--out", "-")
-    assert result.exit_code == 0
-    rows = list(csv.DictReader(io.StringIO(result.stdout)))
-    assert [row["note"] for row in rows] == ["first", "a, b", "last"]
-    assert rows[0]["error"] == ""
-    assert rows[0]["fits"] == "true"
-    assert "alexnet-9" in rows[1]["error"]
-    assert "abacus" in rows[2]["error"]
-    assert rows[1]["predicted_step_time_s"] == rows[1]["fits"] == ""
-    assert "1 of 3 rows" in result.stderr
-
-
 def test_a_table_from_standard_input_as_json() -> None:
-    table = "model,gpu,gpus\nllama-2-7b,h100-80gb,8\nllama-2-7b,abacus,8\n"
+    table = 'model,gpu,gpus,note\nllama-2-7b,h100-80gb,8,"a, b"\nllama-2-7b,abacus,8,last\n'
     result = CliRunner().invoke(
         command, ["--batch", "-", "--format", "json"], input=table.encode("utf-8-sig"), catch_exceptions=False
     )
     assert result.exit_code == 0
     first, second = json.loads(result.stdout)
-    assert list(first) == ["model", "gpu", "gpus", *COLUMNS]
+    assert list(first) == ["model", "gpu", "gpus", "note", *COLUMNS]
+    assert (first["note"], second["note"]) == ("a, b", "last")
     assert (first["gpus"], first["fits"], first["error"]) == ("8", True, None)
     assert first["predicted_step_time_s"] > 0
     assert "abacus" in second["error"]

@@ -205,19 +205,8 @@ def test_a_network_slower_than_the_stages_holds_up_a_pipeline() -> None:
 
 def test_two_stages_send_one_way_each() -> None:
     slow = node("l40s-48gb", gpus_per_node=1, network_gbit_per_s=1, efa=False)
-    two, four = (
-        of(
-            LLAMA_8B,
-            data=1,
-            nodes=p,
-            pipeline=p,
-            grad_accum=64,
-            sharding=DDP,
-            recipe=Recipe(seq_len=8192),
-            hardware=slow,
-        )
-        for p in (2, 4)
-    )
+    staged: dict[str, Any] = {"data": 1, "grad_accum": 64, "sharding": DDP, "recipe": Recipe(seq_len=8192)}
+    two, four = (of(LLAMA_8B, nodes=p, pipeline=p, hardware=slow, **staged) for p in (2, 4))
     assert float(four.step_time_s) == pytest.approx(2 * float(two.step_time_s), rel=0.05)
 
 

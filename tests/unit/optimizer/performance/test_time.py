@@ -149,40 +149,18 @@ def test_parts_add_up_to_the_step_and_throughput_is_its_inverse(model, gpu, node
 def test_a_larger_step_is_no_shorter_and_a_larger_micro_batch_is_no_slower_a_sample(  # type: ignore[no-untyped-def]
     model, gpu, nodes, micro_batch, grad_accum, **grid
 ) -> None:
-    recipe = any_recipe(model)
-    sizes = micro_batch * np.array([1, 2, 4])
-    estimates = of(
-        model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=recipe, micro_batch=sizes, grad_accum=grad_accum, **grid
-    )
+    grid |= {"gpu": gpu, "nodes": nodes, "data": 8 * nodes, "recipe": any_recipe(model)}
+    estimates = of(model, micro_batch=micro_batch * np.array([1, 2, 4]), grad_accum=grad_accum, **grid)
     assert (np.diff(estimates.step_time_s) > -1e-12).all()  # equal where the host is the limit
     assert (np.diff(estimates.tokens_per_second) > -1e-6 * estimates.tokens_per_second[0]).all()
-    more = of(
-        model,
-        gpu=gpu,
-        nodes=nodes,
-        data=8 * nodes,
-        recipe=recipe,
-        micro_batch=micro_batch,
-        grad_accum=np.arange(1, 5),
-        **grid,
-    )
+    more = of(model, micro_batch=micro_batch, grad_accum=np.arange(1, 5), **grid)
     assert (np.diff(more.step_time_s) > 0).all()
 
 
 @given(**grids)
 @settings(max_examples=40, deadline=None)
 def test_a_faster_network_is_never_slower(model, gpu, nodes, **grid) -> None:  # type: ignore[no-untyped-def]
-    times = [
-        float(
-            of(
-                model,
-                nodes=nodes,
-                data=8 * nodes,
-                recipe=any_recipe(model),
-                hardware=node(gpu, network_gbit_per_s=gbit),
-                **grid,
-            ).step_time_s
-        )
-        for gbit in (25.0, 400.0, 3200.0)
-    ]
+    grid |= {"nodes": nodes, "data": 8 * nodes, "recipe": any_recipe(model)}
+    networks = (node(gpu, network_gbit_per_s=gbit) for gbit in (25.0, 400.0, 3200.0))
+    times = [float(of(model, hardware=hardware, **grid).step_time_s) for hardware in networks]
     assert times[0] >= times[1] >= times[2]
