@@ -17,6 +17,7 @@ from bootstrap.contract.timings import BLOCK_TAIL, BOOT, HOUR
 from bootstrap.contract.words import counted
 from optimizer.aws import blocks, clients, errors
 from optimizer.aws.blocks import Offering, Search
+from optimizer.catalog import load
 from optimizer.commands.asking import dry_run_option, is_dry_run, require_terminal
 from optimizer.commands.long_help import LongCommand
 from optimizer.commands.options import WholeSentences, plan_arguments, read_plan_argument
@@ -211,7 +212,7 @@ def _search(plan: FleetPlan, *, region: str | None, start: datetime | None, unti
     hours = plan.hours_with_nodes.p95 + (BLOCK_TAIL + timedelta(seconds=plan.reserve_s)) / HOUR
     return Search(
         instance_type=plan.instance_type,
-        region=region or plan.region,
+        region=load().check_region(region or plan.region),
         nodes=plan.node_count,
         hours=blocks.block_hours(hours, window_hours),
         start=begin,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -51,7 +51,7 @@ def command(
         client=clients.logs(names.region),
         group=names.log_group,
         node=node_id(names, node) if node else "",
-        since=datetime.now(UTC) - timedelta(hours=since),
+        since=datetime.fromtimestamp(max(0.0, time.time() - since * 3600), UTC),
         rank=rank,
     )
     ranks = {node: str(number) for number, node in enumerate(node_ids(names))}

@@ -134,8 +134,8 @@ def change_stack_file(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     yaml.width = 120
     try:
         data: Any = yaml.load(path) if path.exists() else None
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path} is not YAML: {error}", next_step="repair or delete it") from error
+    except (OSError, YAMLError, UnicodeDecodeError) as error:
+        raise InvalidInputError(unreadable(path, error), next_step="repair or delete it") from error
     data = {} if data is None else data
     config = data.setdefault("config", {}) if isinstance(data, dict) else None
     if not isinstance(config, dict):

@@ -67,7 +67,7 @@ Example:
     "watch_s",
     is_flag=False,
     flag_value=POLL_S,
-    type=FiniteRange(min=5),
+    type=FiniteRange(min=5, max=86_400),
     metavar="[SECONDS]",
     help=f"Show it again and again until Ctrl-C; elsewhere than in a terminal a line an event.  [every {POLL_S} s]",
 )

@@ -110,6 +110,7 @@ def test_find_says_when_there_is_none_or_a_wrong_question(gpufleet: Gpufleet, ma
     for wrong, says in [
         ((), "Missing argument 'PLAN'"),
         ((plan, "--from", "2026-12-24", "--until", "2026-12-23"), "is not after"),
+        ((plan, "--region", "mars-1"), "region 'mars-1' is not in the catalog"),
     ]:
         code, _, err = gpufleet("blocks", "find", *wrong)
         assert code == 2 and says in err and not market.calls

@@ -150,7 +150,7 @@ def test_ranks_are_torchruns(deployed: DeployedStack, nodes: list[str]) -> None:
         (("logs", "--node", "2"), 2, "0 to 1"),
         (("ssh", "first"), 2, "a rank"),
         (("logs", "--since", "soon"), 2, "soon"),
-        (("logs",), 4, "no log group"),
+        (("logs", "--since", "9999999d"), 4, "no log group"),
     ],
 )
 def test_wrong_use_and_nothing_there(

@@ -193,8 +193,10 @@ def test_a_missing_plan_project_or_number_is_named(project: Path, tmp_path: Path
 @pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "config: 5\n", "\x00"])
 def test_a_broken_stack_file_is_left_alone(project: Path, text: str) -> None:
     path = project / "Pulumi.dev.yaml"
+    with pytest.raises(InvalidInputError, match="cannot be read: Is a directory"):
+        write_stack_file(project, sample_plan())
     path.write_text(text)
-    with pytest.raises(InvalidInputError, match=r"Pulumi\.dev\.yaml is not"):
+    with pytest.raises(InvalidInputError, match=r"Pulumi\.dev\.yaml (is not|cannot be read)"):
         write_stack_file(path, sample_plan())
     assert path.read_text() == text
     assert [entry.name for entry in project.iterdir() if entry.name.startswith("tmp")] == []

@@ -419,6 +419,7 @@ def test_watch_without_a_terminal_tells_events_or_repeats_csv(
     deployed.write_state()
     write_ledger(deployed)
     slept = interrupt_after(deployed, monkeypatch, 3)
+    assert gpufleet("status", *deployed.arguments, "--watch", "1e300")[0] == 2
     code, out, _ = gpufleet("status", *deployed.arguments, "--watch", "60", "--format", form)
     assert code == 0 and slept == [60, 60, 60]
     if form == "csv":
