@@ -29,7 +29,7 @@ from optimizer.performance.calibration import (
     Residual,
 )
 from optimizer.performance.confidence import EIGHT_BITS, PIPELINES, kind_of
-from optimizer.performance.fit import START, Fitter, adapt, conformal, factors_of, left_out_errors, robust, solve
+from optimizer.performance.fit import START, Fitter, adapt, conformal, factors_of, left_out_errors, solve
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_usable_runs
 from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Estimates, Floats
@@ -94,7 +94,7 @@ def fit_rows(rows: Sequence[MeasuredRun]) -> Calibration:
     own = [factors_of(row.setup) for row in rows]
     used = {key for names in own for keys in names.values() for key in keys}
     spreads = {(field, key): START[field].spread if key == POOLED else START[field].group for field, key in used}
-    return solve(rows, base, own, spreads, weights, (robust,))
+    return solve(rows, base, own, spreads, weights)
 
 
 def add_framework(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
@@ -108,17 +108,19 @@ def add_framework(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration
             if row.setup.pipelines == pipelines
         ]
         name = rows[0].setup.recipe.framework + PIPELINES * pipelines
-        found[name] = Residual(rows=len(errors), relative_error=conformal(errors))
+        # Two models do not weigh alike: a third may be like the worse.
+        worst = max(conformal([run for run in errors if run[0] == model]) for model, _ in errors)
+        found[name] = Residual(rows=len(errors), relative_error=worst)
     return adapt(rows, base).model_copy(update={"residuals": found})
 
 
 def add_processors(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
     """Add the numbers of GPUs that ``base`` does not know, from dense runs and adapters of code that it knows."""
-    known = base.matmul_efficiency
-    counts = Counter(row.setup.hardware.gpu.die for row in rows if not row.setup.model.experts)
-    new = [die for die, count in counts.items() if die not in known and count >= FEWEST_ROWS]
-    dense = [row for row in rows if not row.setup.model.experts and row.setup.hardware.gpu.die in new]
-    wide = Counter(row.setup.hardware.gpu.die for row in dense if row.setup.recipe.precision != "fp8")
+    dense = [row for row in _of_processors(rows) if _processor(row) not in base.matmul_efficiency]
+    counts = Counter(_processor(row) for row in dense)
+    new = [die for die, count in counts.items() if count >= FEWEST_ROWS]
+    dense = [row for row in dense if _processor(row) in new]
+    wide = Counter(_processor(row) for row in dense if row.setup.recipe.precision != "fp8")
     narrow = {
         die + EIGHT_BITS: Residual(rows=counts[die], relative_error=base.residuals[POOLED].relative_error)
         for die in new
@@ -139,12 +141,12 @@ def left_out_by_suite(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
 
 
 def judged_kinds(rows: Sequence[MeasuredRun], nvidia: Sequence[MeasuredRun], base: Calibration) -> KindErrors:
-    """List (suite, log error) of the rows of each kind of run, with their suites left out."""
+    """List (release, log error) of the rows of each kind of run, with their suites left out."""
     judged: KindErrors = {}
     for some, fitter in ((rows, fit_rows), (nvidia, lambda train: add_processors(train, base))):
         for row, error in zip(some, left_out_by_suite(some, fitter).tolist(), strict=True):
             kind = kind_of(row.setup.model, row.setup.recipe, base, pipelines=False)
-            judged.setdefault(kind, []).append((_suite(row), error))
+            judged.setdefault(kind, []).append((row.suite, error))
     return judged
 
 
@@ -155,8 +157,7 @@ def fit(rows: Sequence[MeasuredRun], nvidia: Sequence[MeasuredRun] = ()) -> Cali
         kind: Residual(rows=len(errors), relative_error=conformal(errors))
         for kind, errors in judged_kinds(rows, nvidia, base).items()
     }
-    unknown = [row for row in nvidia if row.setup.hardware.gpu.die not in base.matmul_efficiency]
-    dense = [row for row in unknown if not row.setup.model.experts]
+    dense = [row for row in _of_processors(nvidia) if _processor(row) not in base.matmul_efficiency]
     blackwell = [("Blackwell", float(error)) for error in log_errors(dense, base)] if dense else []
     for name, column, other in ((POOLED, _processor, _framework), (NEW_FRAMEWORK, _framework, _processor)):
         errors = _left_out_group_errors(rows, column, other) + (blackwell if name == POOLED else [])
@@ -177,6 +178,11 @@ def fit_shipped() -> Calibration:
 def _suite(row: MeasuredRun) -> str:
     """The suite of a row; all rounds of MLPerf are one, and all releases of Bridge."""
     return next((name for name in ("mlperf", "bridge") if row.suite.startswith(name)), row.suite)
+
+
+def _of_processors(rows: Sequence[MeasuredRun]) -> list[MeasuredRun]:
+    """Runs that show a processor's numbers: dense decoders and adapters."""
+    return [row for row in rows if not row.setup.model.experts and row.setup.model.architecture == "decoder"]
 
 
 def _processor(row: MeasuredRun) -> str:

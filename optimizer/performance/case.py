@@ -74,7 +74,8 @@ class Rates:
         if ELEMENT_BYTES[precision] > 2.0:
             self.attention = kernels.ATTENTION_32_BIT * peak_flop_per_s(gpu, "fp32")
         else:
-            self.attention = outside * kernels.attention_share(gpu.architecture, code.flash_kernel)
+            peak = self.peak if recipe.graphs == "fused" else outside
+            self.attention = peak * kernels.attention_share(gpu.architecture, code.flash_kernel)
         # https://github.com/pytorch/ao, torchao/float8/float8_linear_utils.py, convert_to_float8_training: no experts
         self.expert = self.peak if code.fused_kernels else outside
         # A compiler pads products.
@@ -129,8 +130,8 @@ class Case:
         mixture = model.mixture_layers / model.layers if model.layers else 0.0
         window = min(1.0, model.window / recipe.seq_len) if model.windowed_layers else 1.0
         self.sample_tokens = float(recipe.seq_len)  # tokens of a sample in one layer
-        self.keys = float(recipe.seq_len)  # keys that a token attends to, before a causal mask
-        self.sample_head_tokens = float(recipe.seq_len)  # tokens of a sample that have logits
+        self.keys = float(recipe.seq_len) / recipe.packed  # keys that a token attends to, before a causal mask
+        self.sample_head_tokens = recipe.seq_len * recipe.labelled  # tokens of a sample that have logits
         self.query = float(model.attention_heads * model.head_dim)  # width of all queries
         self.kv = float(model.kv_heads * model.head_dim)  # width of all keys
         self.heads = float(model.attention_heads)

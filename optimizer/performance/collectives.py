@@ -128,8 +128,7 @@ def collectives(x: Case) -> Iterator[tuple[str, Collective]]:
     calls = 4.0 + 2.0 * x.repeats
     if np.any(x.tensor > 1):
         # Two all-reduces a pass; with the sequence split, a gather and a reduction of the same bytes each.
-        copies = np.where(x.expert > 1, max(1, x.model.experts_per_token), 1.0)
-        reduced = (2.0 + x.repeats) * (2.0 * layers + mixtures * (copies - 1.0))
+        reduced = (2.0 + x.repeats) * 2.0 * layers
         splits = x.sequence_parallel > 0
         # The backward pass gathers the split inputs of two products once more (arXiv:2205.05198, 4.2.2).
         if x.code.regathers_sequence:
@@ -149,7 +148,7 @@ def collectives(x: Case) -> Iterator[tuple[str, Collective]]:
     if np.any(x.expert > 1):
         # Tokens go to their experts and back, forward and backward; all wait for the fullest rank.
         sent = x.model.experts_per_token * x.tokens * h / x.tensor * x.element * EXPERT_CAPACITY
-        shown = kernels.FUSED_EXCHANGE if x.code.fused_kernels else 1.0
+        shown = kernels.FUSED_EXCHANGE * (x.recipe.graphs != "fused") if x.code.fused_kernels else 1.0
         yield "expert", Collective(
             axis="expert", kind="all-to-all", ranks=x.expert, inner=x.expert_slices * x.context,
             sent=calls * mixtures * sent, calls=calls * mixtures, a_micro_batch=shown,

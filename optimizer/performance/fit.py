@@ -8,6 +8,7 @@ calibration has only the most special of these. The loss is robust, because some
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -79,7 +80,6 @@ FOLDS = 8
 _COEFFICIENTS = tuple(field.name for field in fields(Coefficients))
 _STEP = 1e-4  # of the numerical derivative, in log units
 
-Loss = Callable[[Floats], Floats]
 Fitter = Callable[[Sequence[MeasuredRun]], Calibration]
 
 
@@ -87,11 +87,6 @@ def robust(error: Floats) -> Floats:
     """Shrink log errors beyond HUBER so that their squares grow linearly (Huber's loss)."""
     size = np.abs(error)
     return np.where(size <= HUBER, error, np.sign(error) * np.sqrt(np.maximum(2 * HUBER * size - HUBER**2, 0.0)))
-
-
-def redescending(error: Floats) -> Floats:
-    """Shrink log errors so that a run far beyond HUBER hardly pulls at all (Cauchy's loss)."""
-    return np.asarray(np.sign(error) * HUBER * np.sqrt(np.log1p((error / HUBER) ** 2)))
 
 
 def factors_of(setup: Setup) -> dict[str, list[Key]]:
@@ -107,8 +102,7 @@ def adapt(rows: Sequence[MeasuredRun], base: Calibration, only: Collection[str] 
     """Move the coefficients of ``base`` (``only`` some fields) that ``rows`` use; residuals stay the base's."""
     own = [_own_factors(row, base, only) for row in rows]
     spreads = {key: _spread(base, *key) for names in own for keys in names.values() for key in keys}
-    # The loss that leaves out runs far off has many minima: the other one finds the neighbourhood.
-    return solve(rows, base, own, spreads, np.full(len(rows), 1 / ROW_ERROR), (robust, redescending))
+    return solve(rows, base, own, spreads, np.full(len(rows), 1 / ROW_ERROR))
 
 
 def solve(
@@ -117,14 +111,12 @@ def solve(
     factors_of_rows: Sequence[Mapping[str, Sequence[Key]]],
     spreads: Mapping[Key, float],
     weights: Floats,
-    losses: Sequence[Loss],
 ) -> Calibration:
     """Multiply numbers of ``base`` by the factors that predict ``rows`` best.
 
     Args:
         factors_of_rows: each row's factors by coefficient, the most general first.
         spreads: how far the logarithm of a factor may move; one of 0 stays.
-        losses: each continues where the one before ended.
     """
     parameters = sorted(key for key, spread in spreads.items() if spread > 0)
     if not parameters:
@@ -141,21 +133,19 @@ def solve(
         columns[name] = np.where(takes.any(axis=1) & (first == 0), MANY_NODES_START_S, first), takes.T
     table, measured = stack_tables(rows), np.log([row.step_time_s for row in rows])
 
-    def residuals(theta: Floats, loss: Loss) -> Floats:
+    def residuals(theta: Floats) -> Floats:
         """Compute weighted log errors, then parameters over spreads; theta may have rows."""
         moved = {
             name: np.minimum(first * np.exp(theta @ takes), START[name].most)
             for name, (first, takes) in columns.items()
         }
         error = np.log(sum(step_seconds(table, Coefficients(**moved)).values())) - measured
-        return np.concatenate([weights * loss(error), theta / widths], axis=-1)
+        return np.concatenate([weights * robust(error), theta / widths], axis=-1)
 
-    def jacobian(theta: Floats, loss: Loss) -> Floats:
-        return (residuals(theta + _STEP * np.eye(len(theta)), loss) - residuals(theta, loss)).T / _STEP
+    def jacobian(theta: Floats) -> Floats:
+        return (residuals(theta + _STEP * np.eye(len(theta))) - residuals(theta)).T / _STEP
 
-    theta = np.zeros(len(parameters))
-    for loss in losses:
-        theta = least_squares(residuals, theta, jac=jacobian, method="lm", ftol=1e-6, kwargs={"loss": loss}).x
+    theta = least_squares(residuals, np.zeros(len(parameters)), jac=jacobian, method="lm", ftol=1e-6).x
     logs = dict(zip(parameters, theta.tolist(), strict=True))
     update: dict[str, dict[str, float]] = {}
     for row, names in zip(rows, factors_of_rows, strict=True):
@@ -232,16 +222,14 @@ def left_out_errors(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
 def conformal(left_out: Sequence[tuple[str, float]]) -> float:
     """Standard deviation whose 95th percentile one more run stays within (split conformal, arXiv:2107.07511, 1).
 
-    ``left_out`` has the log errors of runs with their groups: the worst group that shows a tail counts, as an unseen
-    suite or model may be like it. With fewer than ROWS_OF_A_TAIL the slowest run counts.
+    ``left_out`` has the log errors of runs with their groups, which weigh alike: an unseen suite or model may be like
+    any of them. With fewer than ROWS_OF_A_TAIL runs the slowest counts.
     """
-    groups: dict[str, list[float]] = {}
-    for group, error in left_out:
-        groups.setdefault(group, []).append(-error)
-    tails = [errors for errors in groups.values() if len(errors) >= ROWS_OF_A_TAIL]
-    tails.append([-error for _, error in left_out])
-    slower = max(float(np.quantile(tail, 0.95, method="weibull")) for tail in tails)  # rank 0.95 (n + 1)
-    return round(max(slower / _NORMAL_P95, LEAST_ERROR), 4)
+    groups = Counter(group for group, _ in left_out)
+    slower = sorted((-error, 1.0 / groups[group] / len(groups)) for group, error in left_out)
+    below = np.cumsum([weight for _, weight in slower])
+    rank = int(np.searchsorted(below, 0.95 * (1.0 + 1.0 / len(slower)) - 1e-9))
+    return round(max(slower[min(rank, len(slower) - 1)][0] / _NORMAL_P95, LEAST_ERROR), 4)
 
 
 def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) -> dict[str, Residual]:

@@ -65,11 +65,15 @@ MASKED_ATTENTION = 1.75
 # Joins of a context ring's outputs, bytes a query's element and turn (torch's context_parallel, two ranks, sequences of
 # 16k to 64k, h200_x2_context_experts_202611.md).
 RING_JOIN = 250.0
-# Speed of torch's grouped 16-bit product of experts over a dense one (as above).
-GROUPED_PRODUCT = 0.8
-# NVIDIA's code for mixtures, least error over the mixtures of data/nvidia_runs.csv (2026-11-28): speed of its grouped
-# product over a dense one, share of the exchange that shows, and host time of a layer over a dense one's.
-FUSED_GROUPED_PRODUCT, FUSED_EXCHANGE, FUSED_MIXTURE_HOST = 0.6, 0.58, 1.74
+# Time of torch's grouped 16-bit product of experts over a dense one (as above).
+GROUPED_SLOWER = 1.25
+# NVIDIA's code for mixtures, least error over the mixtures of data/nvidia_runs.csv (2026-11-29): what each tile of its
+# grouped products costs beside its arithmetic, in elements of the inner dimension (by turns the hidden size and an
+# expert's width: small experts are slow), share of the exchange that shows, host time of a layer over a dense one's.
+FUSED_GROUPED_INNER, FUSED_EXCHANGE, FUSED_MIXTURE_HOST = 1080.0, 0.38, 2.04
+# Share of that host time left with CUDA graphs, which capture attention, router and preprocessing of a layer, neither
+# exchange nor experts (cuda_graph_scope of Megatron-Bridge's recipes): 8 of 16 ms (Qwen3 235B, nvidia_202611.md).
+GRAPHED_MIXTURE_HOST = 0.5
 # FSDP2's copies in the stream of the computation, bytes a parameter: of the whole after an all-gather, of gradients to
 # 32 bits before a reduction (4.3 and 4.9 ms of Llama 1B over two H100, trainer_torchtitan_2xh100_202611.md).
 GATHER_COPY, REDUCTION_COPY = 5.0, 11.5
@@ -139,10 +143,9 @@ ADAPTER_INPUT = (1.0, 5.0)
 ADAPTER_OUTPUT = (6.0, 4.0)
 # Fused code scales within the product with B.
 FUSED_ADAPTER_OUTPUT = (4.0, 2.0)
-# Host time of a fused layer with adapters over one that trains whole: frozen weights have no products for gradients,
-# and MLPerf's runs replay CUDA graphs; time of products with a frozen base in fused fp8 over that of trained weights.
-# Both have the least error over the runs with adapters of data/nvidia_runs.csv (2026-11-28).
-FUSED_ADAPTER_HOST, FROZEN_FP8_PRODUCT = 0.2, 1.1
+# Time of products with a frozen base in fused fp8 over that of trained weights: least error over the runs with adapters
+# of data/nvidia_runs.csv (2026-11-28).
+FROZEN_FP8_PRODUCT = 1.1
 # Kernels of one adapter forward and backward: two products, scaling, sum; four products, scaling, sum. Of one 4-bit
 # weight: its scales, their offset, the weights.
 ADAPTER_KERNELS = (4.0, 6.0)

@@ -206,7 +206,7 @@ def _elementwise(x: Case) -> Iterator[Operation]:
     """List the kernels beside products and attention."""
     model, element, h = x.model, x.element, x.model.hidden_size
     by_hand = not (x.code.fused_kernels or x.recipe.compiled)
-    heads, ffn = (x.query + x.kv) / x.tensor, (x.inner + x.routed) / x.tensor
+    heads, ffn = (x.query + x.kv) / x.tensor, (x.inner + x.routed * (x.recipe.graphs != "fused")) / x.tensor
     # Norms save input and output, a written-out RMSNorm also the normalised input.
     writes_norms = (model.gated_mlp or x.is_t5) and not x.has_fused_norms
     is_written = writes_norms and by_hand
@@ -279,7 +279,7 @@ def _experts(x: Case) -> Iterator[Operation]:
     local = model.experts / x.expert
     expert_matrix = model.matrices_per_ffn * h * model.ffn_size / x.expert_slices
     rows = x.tokens * model.experts_per_token * x.capacity * x.expert_slices / x.tensor
-    speed = kernels.FUSED_GROUPED_PRODUCT if fused else kernels.GROUPED_PRODUCT
+    slower = 1.0 + kernels.FUSED_GROUPED_INNER * (1.0 / h + 1.0 / model.ffn_size) if fused else kernels.GROUPED_SLOWER
     sides = x.expert_parameters / x.expert / x.expert_slices
     sides = sides + x.tokens * model.matrices_per_ffn * x.routed / x.tensor
     # Megatron multiplies an activation by its router's probability and keeps both, but where one kernel of a gate
@@ -288,7 +288,7 @@ def _experts(x: Case) -> Iterator[Operation]:
     kept = x.expert_element * x.gate_inputs + output * ("moe_act" not in x.recipe.recomputed)
     yield _product(
         "experts", passes * 2.0 * (rows + local * TILE_ROWS / 2.0) * expert_matrix,
-        np.where(x.experts_in_32_bits, x.rates.fp32, x.rates.expert * speed),
+        np.where(x.experts_in_32_bits, x.rates.fp32, x.rates.expert / slower),
         passes * x.expert_element * sides * (model.layers / model.mixture_layers),
         count=model.mixture_layers, kept=kept * x.routed * x.kept_capacity / x.tensor,
     )  # fmt: skip
@@ -435,19 +435,18 @@ def host_time(x: Case) -> tuple[Number, Number, Number]:
         layers = _plain_pass(x).kernels / KERNELS_PER_LAYER * (1.0 + x.repeats)
         return layers + np.where(shards, kernels.FSDP_HOST * units, 0.0), 0.0, 0.0
     layers = model.convolutions * LAYERS_PER_CONVOLUTION * compiled
-    if not model.layers:
+    # NVIDIA's runs with adapters replay CUDA graphs too (LAYER_CUDA_GRAPH and MCORE_CUDA_GRAPH of MLPerf's configs).
+    if not model.layers or x.recipe.graphs in ("whole", "fused") or (x.recipe.tuning.adapts and not written):
         return layers, 0.0, 0.0
     plain = x.sublayers * (kernels.LLAMA_HOST if model.gated_mlp and written else 1.0)
     # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
     dtensor = np.where(x.tensor > 1, kernels.DTENSOR_HOST, 1.0) if written else 1.0
     each = plain * compiled * dtensor * (1.0 + x.repeats) + np.where(shards, kernels.FSDP_HOST, 0.0)
-    if x.recipe.tuning.adapts and not written:
-        each = each * kernels.FUSED_ADAPTER_HOST
-    else:  # an adapter's host time is as its kernels
-        each = each * (1.0 + further_kernels(x, x.repeats) / (kernels.WRITTEN_KERNELS * (3.0 + x.repeats)))
+    # An adapter's host time is as its kernels.
+    each = each * (1.0 + further_kernels(x, x.repeats) / (kernels.WRITTEN_KERNELS * (3.0 + x.repeats)))
     each = each * (1.0 + 2.0 * x.live_share) / 3.0
     if model.experts and not written:
-        each = each * kernels.FUSED_MIXTURE_HOST
+        each = each * kernels.FUSED_MIXTURE_HOST * (kernels.GRAPHED_MIXTURE_HOST if x.recipe.graphs == "part" else 1.0)
     # Times the stages, because a stage gets its share of this sum.
     layers = layers + model.layers * each + kernels.END_LAYERS * x.pipeline
     calls = model.layers * (4.0 + 2.0 * x.repeats)

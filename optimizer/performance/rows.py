@@ -32,7 +32,7 @@ from optimizer.performance.setups import (
     find_gpu,
 )
 from optimizer.performance.table import estimate_case
-from optimizer.performance.types import Grid
+from optimizer.performance.types import Graphs, Grid
 from optimizer.workload.model import BiasesAndNorms, ModelSpec, build_model, check_shape
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
@@ -118,6 +118,8 @@ class Row(BaseModel):
     optimizer: Annotated[types.OptimizerName | None, _spelled()] = None
     attention: Annotated[types.Attention, _spelled(sdpa="flash", fused="flash", eager="unfused")] = "flash"
     compiled: Flag = False
+    cuda_graphs: Flag | None = None
+    date: str = ""
     framework: str = ""
     experts_implementation: Annotated[Literal["grouped", "loop"], _spelled(grouped_mm="grouped")] = "grouped"
     method: Annotated[Literal["full", "lora", "qlora"], _spelled()] = "full"
@@ -226,6 +228,9 @@ def _read_transformer(row: Row) -> ModelSpec:
     return check_shape(replace(nearest, parameters=round(row.parameters), active_parameters=active))
 
 
+# Share of the tokens that BERT predicts (arXiv:1810.04805, 3.1), the only ones with logits in NVIDIA's code for MLPerf
+# (--dense_seq_output in its configs of mlcommons/training_results_v3.1).
+MASKED = 0.15
 # Usual tokens of one optimizer step: Llama 3 began at 4M (arXiv:2407.21783, 3.4.1).
 USUAL_STEP_TOKENS = 4e6
 
@@ -275,6 +280,8 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         offloaded_layers=min(int(layers[1]), model.layers) if layers else 0,
         optimizer_instances=2 if "part of the data ranks" in remarks else 1,
         fused_loss="fused cross-entropy" in remarks,
+        packed=2 if "two samples packed" in remarks else 1,
+        labelled=MASKED if "fused BERT code" in remarks else 1.0,
         loops_experts=loops_experts,
     )
     prefix, _, number = row.layers_per_virtual_stage.rpartition("=")
@@ -301,7 +308,34 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         checkpointing=types.CHECKPOINTINGS.index(row.activation_checkpointing),
     )
     hardware = build_hardware(gpu, per_node, row.network_gbit_per_s_per_node)
-    return Setup(model=model, recipe=recipe, hardware=hardware, grid=grid, gpus=row.gpus)
+    setup = Setup(model=model, recipe=recipe, hardware=hardware, grid=grid, gpus=row.gpus)
+    return replace(setup, recipe=replace(recipe, graphs=_graphs(row, setup)))
+
+
+# Megatron-Bridge 0.5.0, whose recipes of mixtures in mxfp8 on one node or on GB200 and GB300 are the first to capture
+# the whole iteration, hide the exchange, fuse the experts' products and attend in 8 bits (cuda_graph_impl,
+# moe_a2a_overlap, cutedsl_fused_grouped_mlp and fp8_dot_product_attention of qwen3_workload_base_configs.py).
+WHOLE_MIXTURES_SINCE = "2026-06"
+
+
+def _graphs(row: Row, setup: Setup) -> Graphs:
+    """Read what NVIDIA's code replays; without cell and remark, what its recipes do on Blackwell.
+
+    They capture dense models without tensor ranks, stages and ZeRO-3 as a whole: Llama 3 8B in
+    llama3_workload_base_configs.py of Megatron-Bridge 0.4.1 and in config_common_cg.sh of MLPerf Training 5.1
+    (mlcommons/training_results_v5.1 at 441d65f, Dell).
+    """
+    grid, mixture, per_node = setup.grid, bool(setup.model.experts), setup.hardware.gpus_per_node
+    if mixture:
+        is_whole = setup.recipe.precision == "fp8" and row.date >= WHOLE_MIXTURES_SINCE
+        is_whole &= grid.nodes == 1 or per_node > USUAL_GPUS_PER_NODE
+    else:
+        is_whole = grid.tensor == grid.pipeline == 1 and grid.sharding != types.ZERO3
+    is_whole &= setup.recipe.framework == "nemo" and setup.hardware.gpu.architecture.startswith("Blackwell")
+    given = row.cuda_graphs
+    if not (is_whole or "CUDA graphs" in row.uncertain if given is None else given):
+        return "none"
+    return "whole" if not mixture else "fused" if is_whole else "part"
 
 
 # Columns added to the input's, in order. Tokens are samples for a CNN.

@@ -32,6 +32,7 @@ OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit"]
 # ``pure-bf16`` computes in bf16, and keeps parameters, gradients and moments in it too.
 RecipePrecision = Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"]
 Attention = Literal["flash", "unfused"]
+Graphs = Literal["none", "part", "whole", "fused"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +47,10 @@ class Recipe:
         offloaded_layers: layers whose activations wait in the host's memory.
         optimizer_instances: groups of data ranks that each hold the whole optimizer state, in shards.
         fused_loss: Megatron's cross_entropy_loss_fusion.
+        graphs: what NVIDIA's code replays as CUDA graphs: a part of a mixture's layers, the whole iteration, or that of
+            a mixture whose experts are fused, whose exchange is hidden, and whose attention is in 8 bits.
+        packed: samples of one sequence, which do not attend to each other.
+        labelled: share of the tokens that have logits.
         loops_experts: a loop over the experts has no streams of grouped products; their time is taken as equal.
         samples_per_vcpu_s: samples a second that one loader process prepares; 0 for data that is there at no cost.
     """
@@ -64,6 +69,9 @@ class Recipe:
     offloaded_layers: int = 0
     optimizer_instances: int = 1
     fused_loss: bool = False
+    packed: int = 1
+    labelled: float = 1.0
+    graphs: Graphs = "none"
     loops_experts: bool = False
     samples_per_vcpu_s: float = 0.0
 

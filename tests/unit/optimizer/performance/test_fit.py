@@ -126,8 +126,10 @@ def test_one_run_in_20_is_slower_than_the_95th_percentile() -> None:
     worse = [("a", float(error)) for error in errors]
     assert np.mean(-errors <= 1.645 * conformal(worse)) == pytest.approx(0.95, abs=0.01)
     assert conformal([("a", 0.5)] * 40) == LEAST_ERROR  # all faster than predicted
-    # An unseen model may be like the worse one, however many rows the better one has.
-    assert conformal([*worse, *[("b", 0.0)] * 1000]) == conformal(worse)
+    # An unseen model may be like either, however many rows the better one has.
+    alike = conformal([*worse, *[("b", 0.0)] * 200])
+    assert conformal([*worse, *[("b", 0.0)] * 1000]) == pytest.approx(alike, abs=0.01)
+    assert 0.4 < alike < conformal(worse)
 
 
 def test_one_model_never_proves_an_error_below_what_was_stated() -> None:
