@@ -104,7 +104,7 @@ def test_published_runs_of_nemo_fit_the_80_gb_that_they_ran_on() -> None:
     assert estimates.fits.all()
 
 
-@pytest.mark.parametrize(("kind", "bound"), [("dense on Blackwell", 0.06), ("adapters", 0.09), ("mixtures", 0.18)])
+@pytest.mark.parametrize(("kind", "bound"), [("dense on Blackwell", 0.06), ("adapters", 0.09), ("mixtures", 0.14)])
 def test_runs_of_nvidias_code_are_met(kind: str, bound: float) -> None:
     nvidia = [row for row in read_runs(NVIDIA, gpu_table()) if row.setup.model.architecture == "decoder"]
     own = [row for row in nvidia if _kind(row) == kind]

@@ -122,6 +122,50 @@ def test_remarks_of_a_source_name_what_takes_less_memory() -> None:
     assert len(set(peaks)) == len(peaks)
 
 
+def replays(**changes: Any) -> str:
+    row = {"framework": "nemo", "gpu": "b200-179gb", "precision": "fp8", "gpus": 8, "sharding": "zero1"}
+    return str(read_row(Row(row | {"model": "llama-3.1-8b"} | changes), gpu_table()).recipe.graphs)
+
+
+def test_cuda_graphs_are_those_of_the_cell_the_remark_or_nvidias_recipe() -> None:
+    assert replays() == replays(gpu="h100-80gb", tensor_parallel=4, uncertain="CUDA graphs") == "whole"
+    for change in ({"cuda_graphs": 0}, {"gpu": "h100-80gb"}, {"framework": "torch"}, {"tensor_parallel": 2}):
+        assert replays(**change) == "none", change
+    mixture = {"model": "qwen3-30b-a3b", "expert_parallel": 8}
+    assert replays(**mixture) == replays(**mixture, date="2026-04") == "none"
+    assert replays(**mixture, cuda_graphs=1) == replays(**mixture, uncertain="CUDA graphs; x", cuda_graphs="") == "part"
+    assert (
+        replays(**mixture, date="2026-06") == replays(**mixture, date="2026-08", gpus=72, gpus_per_node=72) == "fused"
+    )
+    for change in ({"gpus": 16}, {"precision": "bf16"}, {"gpu": "h100-80gb"}):
+        assert replays(**mixture, date="2026-06", **change) == "none", change
+
+
+def test_a_row_is_faster_by_what_its_source_says_of_it() -> None:
+    mixture = {
+        "model": "qwen3-235b-a22b",
+        "framework": "nemo",
+        "gpu": "b200-179gb",
+        "precision": "fp8",
+        "seq_len": 4096,
+    }
+    mixture |= {"gpus": 64, "gpus_per_node": 64, "pipeline_parallel": 8, "expert_parallel": 8, "grad_accum": 64}
+    bert = {"model": "bert-large", "gpu": "h200-141gb", "gpus": 8, "seq_len": 512, "micro_batch": 48}
+    bert |= {"architecture": "encoder", "layers": 24, "hidden_size": 1024, "framework": "megatron"}
+    hgx = {**mixture, "gpus_per_node": 8}
+    for rows in (
+        [hgx, mixture, {**mixture, "cuda_graphs": 1}, {**mixture, "date": "2026-06"}],
+        [
+            bert,
+            bert | {"uncertain": "two samples packed in 512"},
+            bert | {"uncertain": "two samples packed in 512; NVIDIA's fused BERT code"},
+        ],
+    ):
+        speeds = [result["predicted_tokens_per_second_per_gpu"] for result in estimates(rows)]
+        assert speeds == sorted(speeds)
+        assert len(set(speeds)) == len(rows)
+
+
 def test_nvidias_runs_fit_but_for_those_whose_source_leaves_memory_open() -> None:
     with NVIDIA.open(encoding="utf-8", newline="") as file:
         rows = [row | {"uncertain": row["source"]} for row in csv.DictReader(file)]
