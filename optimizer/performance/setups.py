@@ -24,12 +24,10 @@ from optimizer.workload.model import ModelSpec
 
 USUAL_SEQ_LEN = 2048
 USUAL_GPUS_PER_NODE = 8
-# GiB that nvidia-smi shows of the GPU of an NVL72, the one Blackwell with more than 8 GPUs in a domain: 189,471 MiB of
-# a GB200 and 284,208 of a GB300.
-NVL72_GIB = {"B200": 185.03, "B300": 277.55}
-# Its peak over that of the GPU of an HGX B200 or B300: 720 PFLOP/s of 72 GPUs in sparse 8 bits over 72 of 8
-# (https://www.nvidia.com/en-us/data-center/gb200-nvl72/, https://www.nvidia.com/en-us/data-center/hgx/).
-NVL72_PEAK = 10 / 9
+# GiB that nvidia-smi shows of the GPU of an NVL72, the one Blackwell with more than 8 GPUs in a domain (189,471 MiB of
+# a GB200 and 284,208 of a GB300), and its watts over those of the GPU of an HGX B200 or B300
+# (https://verda.com/blog/gb300-nvl72-architecture). Power grows with the cube of the clock, and rates with the clock.
+NVL72 = {"B200": (185.03, 1200 / 1000), "B300": (277.55, 1400 / 1100)}
 # Images of ImageNet's size (500 x 375, 110 kB) that the trainer's loader prepares a second on one vCPU. Measured on a
 # whole EPYC core: 390 (tests/benchmarks/results/images_202611.md); two vCPUs share a core. Users report 190 with Pillow
 # and 250 with Pillow-SIMD for each of ten workers (https://github.com/huggingface/pytorch-image-models/issues/1491).
@@ -125,9 +123,11 @@ def data_ranks(gpus: int, tensor: int, pipeline: int, context: int) -> int:
 
 def build_hardware(gpu: Gpu, gpus_per_node: int, network_gbit_per_s: float | None) -> Hardware:
     """Build a node of ``gpu``s with their fastest link and, by default, the vendor's network."""
-    gpu_memory_gib = NVL72_GIB.get(gpu.name) if gpus_per_node > USUAL_GPUS_PER_NODE else None
-    if gpu_memory_gib:
-        gpu = replace(gpu, peak_tflop_per_s={name: NVL72_PEAK * peak for name, peak in gpu.peak_tflop_per_s.items()})
+    gpu_memory_gib = None
+    if gpus_per_node > USUAL_GPUS_PER_NODE and gpu.name in NVL72:
+        gpu_memory_gib, power = NVL72[gpu.name]
+        peaks = {name: peak * power ** (1 / 3) for name, peak in gpu.peak_tflop_per_s.items()}
+        gpu = replace(gpu, peak_tflop_per_s=peaks)
     return Hardware(
         gpu=gpu,
         gpu_memory_gib=gpu_memory_gib,
