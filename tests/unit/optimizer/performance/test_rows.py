@@ -124,7 +124,7 @@ def test_remarks_of_a_source_name_what_takes_less_memory() -> None:
 
 def replays(**changes: Any) -> str:
     row = {"framework": "nemo", "gpu": "b200-179gb", "precision": "fp8", "gpus": 8, "sharding": "zero1"}
-    return str(read_row(Row(row | {"model": "llama-3.1-8b"} | changes), gpu_table()).recipe.graphs)
+    return str(read_row(Row.read(row | {"model": "llama-3.1-8b"} | changes), gpu_table()).recipe.graphs)
 
 
 def test_cuda_graphs_are_those_of_the_cell_the_remark_or_nvidias_recipe() -> None:
