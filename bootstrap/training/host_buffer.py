@@ -7,7 +7,6 @@ the store. Only what has the manifest's checksums counts (loading.py).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import mmap
 import os
@@ -29,6 +28,7 @@ TOUCH_THREADS = 8
 # Left to the operating system and the training's own growth; at most as much as the checkpoints need.
 RESERVE_BYTES = 2 * 2**30
 CGROUP = Path("/sys/fs/cgroup")
+_maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 def make_kept(local_rank: str) -> int:
@@ -39,14 +39,16 @@ def make_kept(local_rank: str) -> int:
 def open_kept() -> int:
     """Open the memory that the parent keeps for this rank; -1 where it keeps none, or another run has it."""
     name = f"/memfd:gpufleet-rank-{os.environ.get('LOCAL_RANK')} (deleted)"
-    for link in Path(f"/proc/{os.getppid()}/fd").glob("*"):
+    for link in () if _maps else Path(f"/proc/{os.getppid()}/fd").glob("*"):
         with contextlib.suppress(OSError):
             if str(link.readlink()) == name:
                 kept = os.open(link, os.O_RDWR)
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(kept, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as long as it is mapped
+                try:
+                    os.lockf(kept, os.F_TLOCK, 0)  # as long as it is mapped; what this process forks has no part in it
+                except OSError:
+                    os.close(kept)
+                else:
                     return kept
-                os.close(kept)
     return -1
 
 
@@ -59,8 +61,6 @@ def allocate(size: int, kept: int, *, pinned: bool) -> torch.Tensor:
     """Bytes of the memory ``kept``, or of the process's own; ``pinned``: copies of a GPU run beside the CPU."""
     started = time.monotonic()
     buffer = _touched(max(size, 1), kept)
-    if kept != -1:
-        os.close(kept)  # the map has a descriptor of its own
     if not pinned:
         return buffer
     cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -78,6 +78,8 @@ def _touched(size: int, kept: int) -> torch.Tensor:
     if kept != -1:
         os.ftruncate(kept, max(size, os.stat(kept).st_size))
     memory = mmap.mmap(kept, size)
+    if kept != -1:
+        _maps.add(memory)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     buffer = torch.frombuffer(memory, dtype=torch.uint8)
@@ -87,10 +89,11 @@ def _touched(size: int, kept: int) -> torch.Tensor:
     return buffer
 
 
-def refuse_too_large(size: int, *, local_ranks: int, other_bytes: int) -> None:
-    """Refuse buffers that this node's memory cannot hold: ``size`` and ``other_bytes`` a rank."""
+def refuse_too_large(size: int, *, local_ranks: int, other_bytes: int, held: int = 0) -> None:
+    """Refuse buffers that this node's memory cannot hold: ``size`` and ``other_bytes`` a rank, less ``held`` in all."""
     needed = (size + other_bytes) * local_ranks
     available, where = available_bytes()
+    available += held
     reserve = min(needed, RESERVE_BYTES)
     if needed + reserve > available:
         raise ConfigurationError(

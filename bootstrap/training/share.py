@@ -96,9 +96,16 @@ class Share:
         self._plan = plan_files(geometries, self._ranks)
         grows = self._plan.bytes > self.buffer.nbytes
         kept = open_kept() if grows else -1
-        any_grows, needed = self._ranks.maximum(int(grows), self._plan.bytes - held_bytes(kept))
+        any_grows, needed = self._ranks.maximum(int(grows), self._plan.bytes)
         if any_grows:
-            refuse_too_large(needed, local_ranks=self._ranks.local_world_size, other_bytes=self._store.buffer_bytes)
+            ranks = self._ranks
+            own = slice(ranks.rank - ranks.local_rank, ranks.rank - ranks.local_rank + ranks.local_world_size)
+            refuse_too_large(
+                needed,
+                local_ranks=ranks.local_world_size,
+                other_bytes=self._store.buffer_bytes,
+                held=sum(ranks.gather(held_bytes(kept))[own]),
+            )
             self._ranks.maximum(0)  # no rank takes memory that another has not counted yet
             if grows:
                 self.buffer = allocate(self._plan.bytes, kept, pinned=self._state.device.type == "cuda")

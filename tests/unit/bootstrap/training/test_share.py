@@ -105,6 +105,7 @@ def test_too_little_host_memory_is_refused_with_the_numbers(tmp_path: Path, monk
         ConfigurationError, match=r"need 8\.0 GiB .*8 ranks × 0\.5 GiB.*0\.5 GiB for.*5\.0 GiB are free"
     ):
         refuse_too_large(2**29, local_ranks=8, other_bytes=2**29)
+    refuse_too_large(2**29, local_ranks=8, other_bytes=2**29, held=6 * 2**30)
 
 
 class TwoRanks(RankGroup):
