@@ -2,11 +2,10 @@
 
 ``torchrun --standalone --nproc-per-node N -m tests.benchmarks.measure_trainer OUT.jsonl [--seconds 460] [--tiny]``
 appends one JSON object a measurement. Parts: ``scaling`` (DDP's settings, weak scaling against the step alone),
-``loops`` (the trainer, and torchtitan where it is installed, in turns), ``layouts`` (predicted by ``gpufleet
-estimate``), ``checkpointing`` (of activations, in turns), ``profiles`` (what the GPU does in a step: computes, waits
-for a collective, is idle). ``--rows 2`` writes the layouts on 2 GPUs to OUT, in the columns of measured_runs.csv, for
-``gpufleet estimate --batch``, and measures nothing. Random weights; one synthetic batch again and again, so that
-reading data is not measured; clipping and fused AdamW as in a run.
+``layouts`` (predicted by ``gpufleet estimate``), ``checkpointing`` (of activations, in turns), ``profiles`` (what the
+GPU does in a step: computes, waits for a collective, is idle). ``--rows 2`` writes the layouts on 2 GPUs to OUT, in the
+columns of measured_runs.csv, for ``gpufleet estimate --batch``, and measures nothing. Random weights; one synthetic
+batch again and again, so that reading data is not measured; clipping and fused AdamW as in a run.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import csv
 import gc
 import importlib
 import importlib.metadata
-import importlib.util
 import itertools
 import json
 import os
@@ -212,13 +210,13 @@ def assembled_step(bench: Bench, config: TrainerConfig) -> tuple[Step, trainer.A
     return lambda: built.stepper.step(data), built
 
 
-def write_step(bench: Bench, part: str, loop: str, case: Case, config: TrainerConfig, step: Step, **row: Any) -> None:
-    """Measure a loop's step, and write it; tokens are samples of a CNN."""
+def write_step(bench: Bench, part: str, case: Case, config: TrainerConfig, step: Step, **row: Any) -> None:
+    """Measure a step, and write it; tokens are samples of a CNN."""
     seconds, steps = bench.seconds(step)
     gpus = dist.get_world_size()
     samples = config.micro_batch * config.grad_accum * gpus // config.tensor_parallel // config.context_parallel
     bench.write(
-        part=part, loop=loop, model=case[0], seq_len=config.seq_len, flags=case[2], gpus=gpus,
+        part=part, loop="trainer", model=case[0], seq_len=config.seq_len, flags=case[2], gpus=gpus,
         step_s=round(seconds, 6), steps=steps,
         tokens_per_second_per_gpu=round(samples * config.seq_len / seconds / gpus, 1), **row,
     )  # fmt: skip
@@ -228,28 +226,13 @@ def measure_trainer(bench: Bench, part: str, case: Case, more: str = "", **row: 
     """Measure one configuration of the trainer."""
     case = (case[0], case[1], f"{case[2]} {more}".strip())
     step, built = assembled_step(bench, configuration(case, bench.world, bench.tiny))
-    write_step(bench, part, "trainer", case, built.config, step, **row)
+    write_step(bench, part, case, built.config, step, **row)
 
 
-def titan_step(bench: Bench, config: TrainerConfig) -> Step:
-    from tests.benchmarks.torchtitan_loop import train_step
-
-    return train_step(config, batches(bench, config, bench.rank // config.tensor_parallel, config.grad_accum))
-
-
-def measure_torchtitan(bench: Bench, case: Case, **row: Any) -> None:
-    """Measure torchtitan's trainer on the same shape and layout."""
-    config = configuration(case, bench.world, bench.tiny)
-    write_step(bench, "loops", "torchtitan", case, config, titan_step(bench, config), **row)
-
-
-def profile(bench: Bench, case: Case, loop: str = "trainer", steps: int = 3, **row: Any) -> None:
+def profile(bench: Bench, case: Case, steps: int = 3, **row: Any) -> None:
     """Divide a step's time on this rank's GPU: products and other kernels, a collective alone, nothing."""
     config = configuration(case, bench.world, bench.tiny)
-    if loop == "trainer":
-        step, _ = assembled_step(bench, config)
-    else:
-        step = titan_step(bench, config)
+    step, _ = assembled_step(bench, config)
     profiler: Any = importlib.import_module("torch.profiler")
     activity = profiler.ProfilerActivity
     bench.block(step, 8)
@@ -267,7 +250,8 @@ def profile(bench: Bench, case: Case, loop: str = "trainer", steps: int = 3, **r
         name = event.name()[:80]
         kernels[name] = kernels.get(name, 0.0) + event.duration_ns() / 1e9 / steps
     bench.write(
-        part="profiles", loop=loop, model=case[0], flags=case[2], gpus=dist.get_world_size(), step_s=round(seconds, 6),
+        part="profiles", loop="trainer", model=case[0], flags=case[2], gpus=dist.get_world_size(),
+        step_s=round(seconds, 6),
         computing_s=round(computing / steps, 6), collective_alone_s=round((busy - computing) / steps, 6),
         collective_s=round(covered([span for span in spans if span[2]]) / steps, 6),
         idle_s=round(seconds - busy / steps, 6), host_waits=len(waits),
@@ -293,16 +277,6 @@ def covered(spans: list[tuple[int, int, bool]]) -> float:
         total += max(0, stop - max(start, end))
         end = max(end, stop)
     return total / 1e9
-
-
-LOOPS: list[Case] = [
-    ("llama-1b", 2048, "--sharding zero3 --micro-batch 4"),
-    ("llama-3b", 2048, "--sharding zero1 --tensor-parallel 2 --micro-batch 4 --sequence-parallel"),
-    ("llama-3b", 2048, "--sharding zero3 --micro-batch 2"),
-    ("llama-1b", 2048, "--sharding zero3 --micro-batch 4 --compiled"),
-    ("llama-3b", 2048, "--sharding zero3 --micro-batch 2 --compiled"),
-    ("llama-3b", 2048, "--sharding zero1 --tensor-parallel 2 --micro-batch 4 --sequence-parallel --compiled"),
-]
 
 
 # Layouts that keep replicas, by name: flags of the trainer, and DDP's bucket in MiB (0: its default).
@@ -357,7 +331,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=460.0)
-    parser.add_argument("--parts", nargs="*", default=["loops", "layouts", "scaling"])
+    parser.add_argument("--parts", nargs="*", default=["layouts", "scaling"])
     parser.add_argument("--cases", default="", help="Regular expression of the measurements' names.")
     parser.add_argument("--more", default="", help="More of the trainer's flags, for layouts and scaling.")
     parser.add_argument("--tiny", action="store_true", help="Check this script on the CPU.")
@@ -380,11 +354,6 @@ def main() -> None:
     trainer.init_process_group(bench.device)
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     bench.write(part="versions", gpus=bench.world, **versions)
-    if "loops" in options.parts:
-        for case, turn in itertools.product(LOOPS, range(2)):
-            bench.attempt(f"trainer {case}", partial(measure_trainer, bench, "loops", case, turn=turn))
-            if importlib.util.find_spec("torchtitan"):
-                bench.attempt(f"torchtitan {case}", partial(measure_torchtitan, bench, case, turn=turn))
     if "layouts" in options.parts:
         for number, case in enumerate(layouts(bench.world)):
             measure = partial(measure_trainer, bench, "layouts", case, options.more, row_id=f"trainer-{number:02}")
@@ -397,9 +366,6 @@ def main() -> None:
     if "profiles" in options.parts:
         for case in PROFILES:
             bench.attempt(f"profile {case}", partial(profile, bench, case, alone=False))
-        if importlib.util.find_spec("torchtitan"):
-            for case, loop in itertools.product(LOOPS, ("trainer", "torchtitan")):
-                bench.attempt(f"profile {loop} {case}", partial(profile, bench, case, loop, alone=False))
     if "scaling" in options.parts:
         scaling(bench, alone=False, more=options.more)
     dist.destroy_process_group()
