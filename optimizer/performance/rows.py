@@ -327,7 +327,8 @@ def _graphs(row: Row, setup: Setup) -> Graphs:
     """
     grid, mixture, per_node = setup.grid, bool(setup.model.experts), setup.hardware.gpus_per_node
     if mixture:
-        is_whole = setup.recipe.precision == "fp8" and row.date >= WHOLE_MIXTURES_SINCE
+        since = re.match(r"20\d\d-\d\d", row.date)
+        is_whole = setup.recipe.precision == "fp8" and since is not None and since[0] >= WHOLE_MIXTURES_SINCE
         is_whole &= grid.nodes == 1 or per_node > USUAL_GPUS_PER_NODE
     else:
         is_whole = grid.tensor == grid.pipeline == 1 and grid.sharding != types.ZERO3
