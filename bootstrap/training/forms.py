@@ -170,10 +170,11 @@ class ModuleForms:
                 yield plain_name(f"{part}.{path}." if path else f"{part}.").removesuffix("."), module
 
     def _passing_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Small buffers that their modules leave out of their state."""
+        """Small plain buffers that their modules leave out of their state."""
         for owner, module in self._named_modules():
             for leaf in module._non_persistent_buffers_set:
-                if (buffer := module._buffers.get(leaf)) is not None and buffer.nbytes <= PASSING_BYTES:
+                buffer = module._buffers.get(leaf)
+                if type(buffer) is torch.Tensor and not buffer.is_meta and buffer.nbytes <= PASSING_BYTES:
                     yield f"{owner}.{leaf}", buffer
 
     def _slots(self) -> Iterator[tuple[str, str, dict[str, Any], str]]:

@@ -102,11 +102,16 @@ class EngineRun:
         return fetched
 
     def prepare(self, model: nn.Module) -> None:
-        """Make what the checkpoint's run made in a new model, before the engine loads its tensors."""
+        """Note a new model's form, and make what a checkpoint's run made in it, where the checkpoint was asked for."""
         self._forms, self._model = ModuleForms({"model": model}), model
-        if self.fetched and (file := self.fetched.folder / CHANGES_FILE).exists():
+        self.take_forms()
+
+    def take_forms(self) -> None:
+        """Make the places of what a fetched checkpoint's run made in the model, before the engine loads its tensors."""
+        fetched = vars(self).get("fetched")  # a model that is only evaluated stays as it is
+        if self._forms is not None and fetched and not self._told and (file := fetched.folder / CHANGES_FILE).exists():
             self._told = torch.load(file, map_location="cpu", weights_only=True)
-            device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+            device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
             self._forms.take(self._told["now"], self._told["born"], device)
             self._take_groups_on_load(self._told.get("groups") or [])
 

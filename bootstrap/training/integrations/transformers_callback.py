@@ -34,7 +34,9 @@ class TransformersSpotCallback(TrainerCallback):
     @property
     def checkpoint(self) -> str | None:
         """Newest valid checkpoint for ``trainer.train(resume_from_checkpoint=...)``; None starts at step 0."""
-        return str(self._run.fetched.folder) if self._run.fetched else None
+        folder = str(self._run.fetched.folder) if self._run.fetched else None
+        self._run.take_forms()
+        return folder
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Prepare the model for the checkpoint's tensors."""
