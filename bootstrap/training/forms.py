@@ -59,10 +59,11 @@ class ModuleForms:
         self._kinds = {key: kind for key, kind, _, _ in self._slots()}
         self._trains = {key: parameter.requires_grad for key, parameter in self._parameters()}
         self.frozen = frozenset(key for key, trains in self._trains.items() if not trains)
-        self._passing = {key: buffer.detach().to("cpu", copy=True) for key, buffer in self._passing_buffers()}
+        self._note_passing()
 
     def rebase_parameters(self) -> None:
         """Take the parameters as they are now as those of the start: an engine has cast, sharded or flattened them."""
+        self._note_passing()
         now = {key: form for key, form in self.now().items() if form and form[0] != "buffer"}
         self._born = {**now, **{key: form for key, form in self._born.items() if not form or form[0] == "buffer"}}
 
@@ -169,12 +170,19 @@ class ModuleForms:
             for path, module in root.named_modules():
                 yield plain_name(f"{part}.{path}." if path else f"{part}.").removesuffix("."), module
 
+    def _note_passing(self) -> None:
+        self._passing: dict[str, torch.Tensor] = {
+            key: buffer.detach().to("cpu", copy=True) for key, buffer in self._passing_buffers()
+        }
+
     def _passing_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Small plain buffers that their modules leave out of their state."""
         for owner, module in self._named_modules():
             for leaf in module._non_persistent_buffers_set:
                 buffer = module._buffers.get(leaf)
-                if type(buffer) is torch.Tensor and not buffer.is_meta and buffer.nbytes <= PASSING_BYTES:
+                if type(buffer) is not torch.Tensor or buffer.layout is not torch.strided or buffer.is_meta:
+                    continue
+                if buffer.nbytes <= PASSING_BYTES:
                     yield f"{owner}.{leaf}", buffer
 
     def _slots(self) -> Iterator[tuple[str, str, dict[str, Any], str]]:
