@@ -51,11 +51,7 @@ Examples:
 """
 )
 @click.argument("runs", metavar="[RUNS.csv]", required=False, type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--out",
-    type=OutputFile(),
-    help="Write the calibration here.  [default: only show what it is worth]",
-)
+@click.option("--out", type=OutputFile(), help="Write the calibration here.  [default: only show what it is worth]")
 @click.option("--from-stack", is_flag=True, help="Read the runs that a stack measured, instead of RUNS.csv.")
 @click.option("--stack", metavar="NAME", help="Stack of --from-stack.  [default: the only one of the folder]")
 @directory_option
@@ -118,13 +114,11 @@ def command(
             origin = f"stack {file.stack}, measured {min(days):%Y-%m-%d} to {max(days):%Y-%m-%d}"
         report = calibrate(rows, refused, load(), origin=origin)
     if out is not None:
-        text = report.calibration.model_dump_json(indent=2) + "\n"
+        text, target = report.calibration.model_dump_json(indent=2) + "\n", out.resolve()  # a link stays
         try:
-            replace_file(out.resolve(), lambda file: file.write(text))  # a link stays, and its target is written
+            replace_file(target, lambda file: file.write(text))
         except OSError as error:
-            raise GpufleetError(
-                f"{out.resolve()} cannot be written: {error}", next_step="give another --out"
-            ) from error
+            raise GpufleetError(f"{target} cannot be written: {error}", next_step="give another --out") from error
     runs_table, groups = _tabulate_runs(report), _tabulate_groups(report)
     if output_format == "csv":
         write_csv(runs_table, list(runs_table[0]))
@@ -210,8 +204,5 @@ def _remark(report: CalibrationReport, unread: list[str]) -> None:
     elif np.abs(report.errors["left_out"]).sum() > np.abs(report.errors["before"]).sum():
         say("note: left out, the new calibration is worse than the shipped one: keep the shipped one", err=True)
     if len(report.rows) < FEW:
-        say(
-            f"note: {len(report.rows)} of the {FEW} or more rows from which a calibration is worth much "
-            "(docs/models.md); with fewer it stays near the shipped one",
-            err=True,
-        )
+        few = f"{len(report.rows)} of the {FEW} or more rows from which a calibration is worth much (docs/models.md)"
+        say(f"note: {few}; with fewer it stays near the shipped one", err=True)

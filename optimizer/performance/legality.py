@@ -35,9 +35,9 @@ def _rules(m: ModelSpec, recipe: Recipe, x: dict[str, Ints]) -> Iterator[Rule]:
     is_megatron = recipe.framework in MEGATRON
     data, tensor, pipeline, context, expert, chunks, _, grad_accum, sequence_parallel = x.values()
 
-    def divides(name: str, field: str, words: str, why: str) -> Rule:
+    def divides(name: str, field: str, words: str, why: str, copied: Any = False) -> Rule:
         total = getattr(m, field)
-        return name, total % x[name] == 0, lambda: f"a divisor of {total}, the {words} of {m.name}", why
+        return name, (total % x[name] == 0) | copied, lambda: f"a divisor of {total}, the {words} of {m.name}", why
 
     for name in _COUNTS:
         yield name, x[name] >= 1, lambda: "at least 1", "it is a count"
@@ -47,8 +47,7 @@ def _rules(m: ModelSpec, recipe: Recipe, x: dict[str, Ints]) -> Iterator[Rule]:
             yield name, x[name] == 1, lambda: f"1: {m.name} is trained data-parallel", why
     yield divides("tensor", "attention_heads", "attention heads", "tensor parallelism gives each rank whole heads")
     copies_heads = is_megatron & (tensor % max(1, m.kv_heads) == 0)
-    name, divided, limit, why = divides("tensor", "kv_heads", "key-value heads", "tensor ranks have whole ones")
-    yield name, divided | copies_heads, limit, why
+    yield divides("tensor", "kv_heads", "key-value heads", "tensor ranks have whole ones", copies_heads)
     yield divides("tensor", "ffn_size", "feed-forward width", "each tensor rank has an equal slice of it")
     yield (
         "pipeline", (pipeline == 1) | (pipeline <= m.layers), lambda: f"{m.layers}, the layers of {m.name}",

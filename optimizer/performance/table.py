@@ -68,12 +68,11 @@ class StepTable:
         self.share: Number = x.stage_layers / layers if layers else 1.0
         self.last_share: Number = x.last_stage_layers / layers if layers else 1.0
         self.stages, self.virtual_stages, self.micro_batches = x.pipeline, x.virtual_stages, x.grad_accum
-        # Share of attention beside which a context ring sends; flags of communication beside computation.
+        # Share of attention beside which a context ring sends; shares of communication that always show.
         self.hides_context: Number = 1.0 - 1.0 / x.context
-        self.hides_tensor: Number = float(x.code.overlaps_tensor)
-        self.hides_data: Number = 0.0
-        if x.code.overlaps_data:
-            self.hides_data = np.where(x.sharding == ZERO1, 1.0 - x.code.hook_shards, 1.0)
+        self.tensor_shown: Number = kernels.EXPOSED_COMMUNICATION if x.code.overlaps_tensor else 1.0
+        hides_data = x.code.overlaps_data & np.logical_not(x.code.hook_shards & (x.sharding == ZERO1))
+        self.data_shown: Number = np.where(hides_data, kernels.EXPOSED_COMMUNICATION, 1.0)
         # ZeRO-3 gathers in the forward pass too.
         self.gathers_all_along: Number = np.where(x.sharding >= ZERO3, 1.0, 0.0)
 
@@ -128,7 +127,7 @@ def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
         step_s = step_s + seconds * row.a_step
     # A context rank's sends hide behind attention to the previous rank's keys.
     context = np.maximum(0.0, sent["context"] - t.hides_context * work["attention"])
-    tensor = sent["tensor"] * np.where(t.hides_tensor > 0, kernels.EXPOSED_COMMUNICATION, 1.0)
+    tensor = sent["tensor"] * t.tensor_shown
     host_s = t.host_layers * c.host_s_per_layer + t.host_s
     late_s = t.late_ranks * c.pipeline_hop_s
     each = work["matmul"] + work["attention"] + work["elementwise"] + tensor + context + sent["expert"]
@@ -160,8 +159,7 @@ def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
     bubble = (t.stages - 1.0) * (stage / t.virtual_stages + sent["pipeline"]) + held_up
 
     # A share of data ranks' communication always shows, and all that outlasts the computation.
-    always = np.where(t.hides_data > 0, kernels.EXPOSED_COMMUNICATION, 1.0)
-    backward = last * 2.0 / 3.0
+    always, backward = t.data_shown, last * 2.0 / 3.0
     room = np.where(t.gathers_all_along > 0, last, backward)
     hidden = (1.0 - always) * sent["data"]
     shown = always * sent["data"] + np.maximum(0.0, hidden - room)
