@@ -24,7 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bootstrap.contract.pool_policy import Event, Mode
+from bootstrap.contract.pool_policy import Mode
+from bootstrap.contract.pools import PoolEvent, came, left, reclaimed, refused
 from bootstrap.training.ledger import read_ledger, table
 from examples.interrupted_training import LIMIT_S, ROOT, DemoError, Node, compare, say
 from examples.local_imds import LocalImds
@@ -43,6 +44,7 @@ from optimizer.performance.types import Bools
 
 TRACES = ROOT / "examples" / "traces"
 GANG = 16
+SAYS = {came: "the whole gang came", reclaimed: "the nodes were taken back", left: "the run ended its nodes itself"}
 JOB = SimulatedJob(work_hours=12.0, deadline_hours=16.0, price_ratio=3.3, restart_hours=0.25)
 # Steps that the training takes to leave: the ranks tell each other of a notice after one and read it after the next.
 LEAVING_STEPS = 2
@@ -69,13 +71,13 @@ class Told:
         """Return the policy's choice."""
         return self._policy.next_try(view)
 
-    def note(self, event: Event, pool: int, hours: float) -> None:
+    def note(self, event: PoolEvent, pool: int, hours: float) -> None:
         """Say the event."""
         self._policy.note(event, pool, hours)
-        if event is Event.REFUSED:
+        if event is refused:
             self._refusals[self._zones[pool]] += 1
         else:
-            self.say(hours, f"{self._zones[pool]}: {event.value}")
+            self.say(hours, f"{self._zones[pool]}: {SAYS[event]}")
 
     def say(self, hours: float, text: str) -> None:
         """Print a line of the trace's clock."""

@@ -30,8 +30,8 @@ S_PER_FILE = max(CLIENT_S_PER_FILE, S3_LATENCY_S / THREADS)
 NVME_BLOCK_BYTES = 4096
 # Space that image and packages take of a root volume (the least of FleetPlan.volumes.root_gib), on types without NVMe.
 IMAGE_GIB = 75
-# NVMe space, GB, of the types whose disks write least for their size.
-_SPARSEST = {"g6.12xlarge": 3760.0, "g6e.12xlarge": 3800.0}
+# Writes of an unlisted type's disks, a second and GB: the least of any listed one, g6e.12xlarge.
+LEAST_IOPS_PER_GB = 125_000 / 3800
 
 
 class NodeHardware(Protocol):
@@ -110,7 +110,7 @@ def _write_bytes_per_s(name: str, machine: NodeHardware, volumes: Volumes) -> tu
     what = "random writes of 4 KiB, the least it does"
     if row := rows.get(name):
         return float(row["random_write_iops"]) * NVME_BLOCK_BYTES, f"{what}: {row['source']}, {row['as_of']}"
-    least = _least_iops_per_gb() * machine.nvme_gb
+    least = LEAST_IOPS_PER_GB * machine.nvme_gb
     return least * NVME_BLOCK_BYTES, f"{what}, a GB, of any known type: {NVME_WRITES.name}"
 
 
@@ -118,9 +118,3 @@ def _write_bytes_per_s(name: str, machine: NodeHardware, volumes: Volumes) -> tu
 def _nvme_writes() -> dict[str, dict[str, str]]:
     with NVME_WRITES.open(encoding="utf-8", newline="") as file:
         return {row["instance_type"]: row for row in csv.DictReader(file)}
-
-
-@cache
-def _least_iops_per_gb() -> float:
-    """Least write rate per GB in the table."""
-    return min(float(_nvme_writes()[name]["random_write_iops"]) / gb for name, gb in _SPARSEST.items())

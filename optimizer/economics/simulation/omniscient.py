@@ -2,7 +2,7 @@
 
 Find the cheapest sequence of modes whose work reaches the job's. A price on an hour of work (a Lagrange multiplier)
 replaces that condition: dynamic programming over the stretches of equal availability then maximises worth of work minus
-cost, and the best price makes the bound tight up to the duality gap, a third of an on-demand launch on average
+cost, and the best price makes the bound tight up to the duality gap
 (https://en.wikipedia.org/wiki/Lagrangian_relaxation). The mixture of the two sequences that the best price makes equal
 has exactly the work and the bound's cost; its hours and interruptions are what the bound reports.
 

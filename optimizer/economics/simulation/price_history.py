@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,8 +69,12 @@ def read_histories(paths: Sequence[Path]) -> PriceHistory:
     entries: list[Entry] = []
     skipped: list[Skipped] = []
     for path in paths:
-        found, unusable = _read_file(path)
-        entries, skipped = entries + found, skipped + unusable
+        for number, item in enumerate(_read_file(path)):
+            try:
+                if entry := parse_entry(item):
+                    entries.append(entry)
+            except UnusableRowError as error:
+                skipped.append(Skipped(source=path.name, place=f"entry {number + 1}", reason=str(error)))
     names = ", ".join(map(str, paths))
     types = sorted({entry.instance_type for entry in entries})
     if len(types) != 1:
@@ -157,7 +162,7 @@ def usd_by_tick(history: PriceHistory, traces: Sequence[CapacityTrace]) -> Float
     return np.stack(rows)
 
 
-def _read_file(path: Path) -> tuple[list[Entry], list[Skipped]]:
+def _read_file(path: Path) -> list[Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))["SpotPriceHistory"]
         if not isinstance(raw, list):
@@ -168,15 +173,7 @@ def _read_file(path: Path) -> tuple[list[Entry], list[Skipped]]:
         raise InvalidInputError(
             f"--price-history {path} is no price history: {error!r}", limit=_FORMAT, next_step=_COMMAND
         ) from error
-    entries: list[Entry] = []
-    skipped: list[Skipped] = []
-    for number, item in enumerate(raw):
-        try:
-            if entry := parse_entry(item):
-                entries.append(entry)
-        except UnusableRowError as error:
-            skipped.append(Skipped(source=path.name, place=f"entry {number + 1}", reason=str(error)))
-    return entries, skipped
+    return raw
 
 
 def _zone_of(trace: CapacityTrace, history: PriceHistory) -> ZonePrices:

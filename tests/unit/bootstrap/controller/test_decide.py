@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.contract.settings import FirstGroup, OpeningHours
+from bootstrap.contract.settings import OpeningHours
 from bootstrap.contract.shared_ceiling import SharedCeiling, StackRow
 from bootstrap.contract.timings import ASK_AGAIN, ENDING, LEASE, REFUSED_REPLACEMENT
 from bootstrap.controller.decide import decide
@@ -153,13 +153,6 @@ def test_the_row_of_a_silent_stack_grows_with_what_it_costs_without_nodes() -> N
     # Three nodes of 10 USD/h end with their lease; a file system, the endpoints and the key do not.
     assert row.usd_until(later) >= row.usd + 32 * (LEASE / timedelta(hours=1))
     assert row.usd_until(later + month) - row.usd_until(later) == pytest.approx(month / timedelta(hours=1) * 2.0)
-
-
-def test_spot_with_an_on_demand_base_is_a_union_too() -> None:
-    base = FirstGroup(number=2, nodes=1, purchase="on-demand", usd_per_hour=30.0)
-    config = settings()
-    world = trained(World(replace(config, places={OWN: replace(config.places[OWN], first=base)})))
-    assert sorted(world.nodes[key].lifecycle for key in world.alive()) == ["on-demand", "spot", "spot"]
 
 
 def test_the_youngest_nodes_beyond_a_gang_are_given_back() -> None:

@@ -131,12 +131,6 @@ def test_nodes_that_no_tick_saw_in_an_outage_cost_their_lease_at_their_places_pr
     assert later(few, 23 * HOUR, mode="workers").spent_usd == pytest.approx(10 + 2 * 230)
 
 
-def test_a_price_that_changes_holds_from_then_on() -> None:
-    dearer = settings(prices={"spot": {"p4d.24xlarge": 20.0}})
-    state = metered((HOUR, [machine()]))
-    assert charge(dearer, state, [machine()], START + 2 * HOUR, START).spent_usd == pytest.approx(30)
-
-
 def test_a_node_of_another_lifecycle_than_the_plan_has_now_keeps_its_price() -> None:
     bought = machine(lifecycle="on-demand")
     spot_only = settings(prices={"spot": {"p4d.24xlarge": 10.0}})

@@ -240,21 +240,6 @@ def test_a_node_that_holds_on_is_ended_through_its_group(
     assert all(instance.lifecycle_state != "InService" for instance in stack.group.instance_states)
 
 
-def test_an_incomplete_gang_is_given_back_and_its_launches_abandoned(stack: Stack) -> None:
-    stack.tick()
-    first, *others = stack.members("Pending:Wait")
-    stack.complete(stack.config.launch_hook, "CONTINUE", first)
-    assert stack.tick(44).phase == "starting"
-    assert stack.tick().phase == "draining"
-    assert stack.members("Pending:Wait") == []
-    assert stack.members("Terminating:Wait") == [first]
-    stack.complete(stack.config.terminate_hook, "CONTINUE", first)
-    state = stack.tick()
-    assert (state.phase, state.unfit_nodes) == ("waiting", 0)
-    assert {state.instances[key].ended_at is None for key in [first, *others]} == {False}
-    assert stack.tick(5).phase == "starting"
-
-
 @pytest.mark.parametrize("reclaim", RESERVATION)
 def test_maintenance_and_a_reservation_s_reclaim_end_the_node_in_time(stack: Stack, reclaim: str) -> None:
     """https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html"""
@@ -764,17 +749,6 @@ def test_spot_nodes_are_charged_what_the_market_of_their_zone_says(
     before = stack.read()
     assert before["usd_per_hour"] == pytest.approx(usd)
     assert stack.tick(60).spent_usd - before["spent_usd"] == pytest.approx(usd)
-
-
-def test_workers_are_stopped_and_started_by_their_bounds(stack: Stack) -> None:
-    stack.config = replace(stack.config, mode="workers", min_nodes=1)
-    assert stack.tick().phase == "running"
-    stack.complete(stack.config.launch_hook, "CONTINUE", *stack.members("Pending:Wait"))
-    assert (stack.group.min_size, stack.group.max_size, stack.group.desired_capacity) == (1, 3, 1)
-    assert stack.tick().nodes.in_service == 1
-    stack.ask("stop")
-    stack.tick()
-    assert (stack.group.min_size, stack.group.max_size, stack.group.desired_capacity) == (0, 0, 0)
 
 
 def test_lambda_runs_a_tick_with_the_settings_that_its_variable_names(

@@ -66,7 +66,7 @@ def test_rates_are_of_known_types_and_an_unlisted_one_gets_the_least() -> None:
     listed = {row["instance_type"]: float(row["random_write_iops"]) for row in rows}
     for name, iops in listed.items():
         # Raises where the catalog does not know the type.
-        assert iops / catalog.instance_type(name).nvme_gb >= staging._least_iops_per_gb()
+        assert iops / catalog.instance_type(name).nvme_gb >= staging.LEAST_IOPS_PER_GB
     unlisted = [i for i in catalog.instance_types if i.nvme_gb and i.name not in listed]
     assert {i.name.split(".")[0] for i in unlisted} == {"g7", "g7e", "p6-b300"}
     for instance in unlisted:

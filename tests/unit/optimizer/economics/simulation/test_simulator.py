@@ -182,23 +182,6 @@ def test_the_lower_bound_is_below_the_optimum_and_equal_to_it_where_launches_are
     assert restart or optimum <= bound + 1e-6
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_the_lower_bound_is_a_third_of_a_launch_below_the_optimum_on_average(count: int) -> None:
-    random = np.random.default_rng(0)
-    gaps = []
-    for _ in range(60):
-        # Stretches of three hours on average.
-        changes = random.random((count, 16)) < 0.3
-        available = (np.cumsum(changes, axis=1) + random.integers(0, 2, (count, 1))) % 2
-        rows = tuple("".join(map(str, row)) for row in available)
-        asked, prices = job(int(random.integers(3, 15)), 16, restart_hours=1.0), random.choice([0.1, 0.3, 0.8], count)
-        bound = lower_bound(pools(*rows), 3600, asked, np.array([prices])).cost[0]
-        gaps.append(cheapest(rows, asked, tuple(prices)) - bound)
-    assert 0.0 < np.mean(gaps) < 0.4
-    # On-demand nodes that bridge several stretches make it larger.
-    assert np.quantile(gaps, 0.9) < 1.0
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.tuples(*[st.text("01", min_size=24, max_size=24)] * 3),
