@@ -41,14 +41,10 @@ class Adam(_OnOwnParts, torch.optim.Adam):
 
 def build_optimizer(config: TrainerConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer; vectors (norms, biases) have no weight decay."""
-    groups: list[dict[str, Any]] = [
-        {
-            "params": [p for p in model.parameters() if p.requires_grad and p.ndim >= 2],
-            "weight_decay": config.weight_decay,
-        },
-        {"params": [p for p in model.parameters() if p.requires_grad and p.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices, vectors = ([p for p in trained if (p.ndim >= 2) is wanted] for wanted in (True, False))
+    decays = ((matrices, config.weight_decay), (vectors, 0.0))
+    groups = [{"params": parameters, "weight_decay": decay} for parameters, decay in decays if parameters]
     # Without it, PyTorch keeps about 4 bytes a parameter more during the step; the plan does not count them.
     fused = next(model.parameters()).is_cuda
     match config.optimizer:
