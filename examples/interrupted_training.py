@@ -157,8 +157,9 @@ def interrupt_three_times(node: Node, imds: LocalImds, steps: int) -> None:
     imds.replace_instance()
     with node.running() as process:
         node.wait_for_step(steps * 56 // 100, process)
-        say(f"step {node.steps_done():3}: SIGKILL of worker 1, no notice; torchrun restarts the workers")
-        os.kill(node.worker_pid(1), signal.SIGKILL)
+        last = node.workers[-1]
+        say(f"step {node.steps_done():3}: SIGKILL of worker {last}, no notice; torchrun restarts the workers")
+        os.kill(node.worker_pid(last), signal.SIGKILL)
         time.sleep(1.0)
         node.wait_for_step(steps * 78 // 100, process)
         say(f"step {node.steps_done():3}: SIGKILL of the whole node, no notice; a new node starts")

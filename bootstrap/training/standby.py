@@ -111,30 +111,24 @@ class Standby:
 
     def _fill(self, workers: int) -> None:
         """Start processes, until a worker is started again."""
-        while self._timer is threading.current_thread() and len(self._waiting) < workers and self._start_one():
-            pass
-
-    def _start_one(self) -> bool:
-        free, where = available_bytes()
-        if free < FREE_BYTES + PROCESS_BYTES * len(self._waiting):
-            logger.warning("no process stands by: %.1f GiB are free (%s)", free / 2**30, where)
-            return False
-        command_end, command = os.pipe()
-        arguments = [sys.executable, "-u", "-m", "bootstrap.training.standby", str(command_end)]
-        with self._lock:
-            if self._is_closed:
-                return False
-            with RankLines() as lines:
+        while self._timer is threading.current_thread() and len(self._waiting) < workers:
+            free, where = available_bytes()
+            if free < FREE_BYTES + PROCESS_BYTES * len(self._waiting):
+                logger.warning("no process stands by: %.1f GiB are free (%s)", free / 2**30, where)
+                return
+            command_end, command = os.pipe()
+            arguments = [sys.executable, "-u", "-m", "bootstrap.training.standby", str(command_end), *self._modules]
+            with self._lock, RankLines() as lines:
+                if self._is_closed:
+                    return
                 process = Popen(
-                    [*arguments, *self._modules], pass_fds=(command_end,), start_new_session=True,
-                    stdout=lines.end, stderr=lines.end,
-                )  # fmt: skip
-            self._waiting.append(_Waiting(process=process, command=command, lines=lines))
-        # A drain ends them with the workers, and the agent waits until torchrun's children are gone.
-        threading.Thread(target=process.wait, name="standby-reaper", daemon=True).start()
-        os.close(command_end)
-        logger.info("standby: process %d %s", process.pid, STANDS)
-        return True
+                    arguments, pass_fds=(command_end,), start_new_session=True, stdout=lines.end, stderr=lines.end
+                )
+                self._waiting.append(_Waiting(process=process, command=command, lines=lines))
+            # A drain ends them with the workers, and the agent waits until torchrun's children are gone.
+            threading.Thread(target=process.wait, name="standby-reaper", daemon=True).start()
+            os.close(command_end)
+            logger.info("standby: process %d %s", process.pid, STANDS)
 
 
 def wait_for_command(command: int, modules: Sequence[str]) -> None:
