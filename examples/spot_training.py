@@ -44,7 +44,11 @@ from optimizer.performance.types import Bools
 
 TRACES = ROOT / "examples" / "traces"
 GANG = 16
-SAYS = {came: "the whole gang came", reclaimed: "the nodes were taken back", left: "the run ended its nodes itself"}
+SAYS: dict[PoolEvent, str] = {
+    came: "the whole gang came",
+    reclaimed: "the nodes were taken back",
+    left: "the run ended its nodes itself",
+}
 JOB = SimulatedJob(work_hours=12.0, deadline_hours=16.0, price_ratio=3.3, restart_hours=0.25)
 # Steps that the training takes to leave: the ranks tell each other of a notice after one and read it after the next.
 LEAVING_STEPS = 2
