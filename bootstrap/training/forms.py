@@ -58,6 +58,7 @@ class ModuleForms:
         self._owners = dict(self._named_modules())
         self._kinds = {key: kind for key, kind, _, _ in self._slots()}
         self._trains = {key: parameter.requires_grad for key, parameter in self._parameters()}
+        self._passing: dict[str, torch.Tensor] = {}
         self.frozen = frozenset(key for key, trains in self._trains.items() if not trains)
         self._note_passing()
 
@@ -171,9 +172,7 @@ class ModuleForms:
                 yield plain_name(f"{part}.{path}." if path else f"{part}.").removesuffix("."), module
 
     def _note_passing(self) -> None:
-        self._passing: dict[str, torch.Tensor] = {
-            key: buffer.detach().to("cpu", copy=True) for key, buffer in self._passing_buffers()
-        }
+        self._passing = {key: buffer.detach().to("cpu", copy=True) for key, buffer in self._passing_buffers()}
 
     def _passing_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Small plain buffers that their modules leave out of their state."""
