@@ -40,7 +40,6 @@ class DeployedGroup:
     name: str
     wanted: int
     smallest: int
-    largest: int
     nodes: tuple[DeployedNode, ...]
 
     @property
@@ -88,7 +87,6 @@ def _parse_group(group: Any) -> DeployedGroup:
         name=group["AutoScalingGroupName"],
         wanted=group["DesiredCapacity"],
         smallest=group["MinSize"],
-        largest=group["MaxSize"],
         nodes=tuple(sorted(nodes, key=lambda node: node.instance_id)),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
-from optimizer.catalog.model import Catalog
+from optimizer.catalog.model import Catalog, Source
 from optimizer.contract.hardware import DERIVED_SPOT, HourlyPrice
 
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ def source_ttl_days(name: str, origin: str) -> int | None:
     return spot_limit_days(origin) if name == "spot prices" else DAYS_BY_FACT.get(name)
 
 
+def is_old(source: Source, today: date | None = None) -> bool:
+    """Return whether a catalog source has a fact that is older than its time to live."""
+    limit = source_ttl_days(source.name, source.origin)
+    return limit is not None and age_days(source.as_of, today) > limit
+
+
 def spot_limit_days(source: str) -> int:
     """Return the days for which a spot price of this source is current."""
     return SPOT_ADVISOR_DAYS if source == DERIVED_SPOT else SPOT_HISTORY_DAYS
@@ -55,10 +61,9 @@ def stale_lines(catalog: Catalog, today: date | None = None) -> list[str]:
     """Return one line for each kind of price, and of reclaim rate, that is older than its time to live."""
     lines = []
     for source in catalog.sources:
-        if source.name not in ("on-demand prices", "reserved prices", "spot prices", "interruption bands"):
-            continue
-        ttl_days, age = source_ttl_days(source.name, source.origin), age_days(source.as_of, today)
-        if ttl_days is not None and age > ttl_days:
+        is_shown = source.name in ("on-demand prices", "reserved prices", "spot prices", "interruption bands")
+        if is_shown and is_old(source, today):
+            age = age_days(source.as_of, today)
             newest = "" if source.newest == source.as_of else f", the newest from {source.newest}"
             lines.append(
                 f"{source.name} ({source.origin}) are up to {age} days old: the oldest from {source.as_of}{newest}"

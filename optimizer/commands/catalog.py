@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import click
 
-from optimizer.catalog import Catalog, invariants, load, ttl
+from optimizer.catalog import Catalog, Source, invariants, load, ttl
 from optimizer.catalog.refresh import enabled_regions
 from optimizer.catalog.refresh import refresh as refresh_regions
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, build_catalog, read_snapshot
@@ -53,7 +52,7 @@ def show(output_format: str) -> None:
     """
     catalog = load()
     write_notes(catalog.notes)
-    sources = [_source_row(source) for source in catalog.describe()["sources"]]
+    sources = [_source_row(source) for source in catalog.sources]
     if output_format == "json":
         learned = pool_rows(catalog, catalog.learned)
         write_json({**_summary(catalog), "sources": sources, "learned": learned})
@@ -165,12 +164,10 @@ def _summary(catalog: Catalog) -> dict[str, Any]:
     }
 
 
-def _source_row(source: dict[str, Any]) -> dict[str, Any]:
-    ttl_days = ttl.source_ttl_days(source["name"], source["origin"])
-    age = ttl.age_days(date.fromisoformat(source["as_of"]))
+def _source_row(source: Source) -> dict[str, Any]:
     return {
-        **source,
-        "age_days": age,
-        "ttl_days": ttl_days,
-        "stale": "yes" if ttl_days is not None and age > ttl_days else "no",
+        **source.to_dict(),
+        "age_days": ttl.age_days(source.as_of),
+        "ttl_days": ttl.source_ttl_days(source.name, source.origin),
+        "stale": "yes" if ttl.is_old(source) else "no",
     }

@@ -111,10 +111,7 @@ def _list_data() -> Iterator[dict[str, Any]]:
         if limit is None:
             continue
         dates = f"{oldest.as_of} to {max(source.newest for source in sources)}"
-        is_old = any(
-            ttl.age_days(source.as_of) > (ttl.source_ttl_days(name, source.origin) or limit) for source in sources
-        )
-        age, state = ttl.age_days(oldest.as_of), "old" if is_old else "ok"
+        age, state = ttl.age_days(oldest.as_of), "old" if any(map(ttl.is_old, sources)) else "ok"
         yield _row(name, dates, _NEXT.get(name, _NEW_VERSION), state=state, age_days=age, good_for_days=limit)
 
 

@@ -53,13 +53,12 @@ def command(plan: str, plan_number: int, out: Path, directory: Path) -> None:
     second and dollar of the ledger, read from AWS as gpufleet status does. The page loads nothing from anywhere, and
     works light or dark, on a phone, on paper and with a keyboard (docs/plans.md).
     """
-    now = datetime.now(UTC)
+    now, run = datetime.now(UTC), None
     its_stack = None if plan == "-" or Path(plan).exists() else stack_path(directory, plan)
     if its_stack and its_stack.is_file():
         with patience("reading the stack and its ledger"):
-            chosen, its_run = _read_stack(plan, directory, now)
-        with patience("drawing the page"):
-            page = render(answer_of(chosen), now=now, run=its_run)
+            chosen, run = _read_stack(plan, directory, now)
+        answer = answer_of(chosen)
     elif its_stack and not Path(plan).suffix:
         raise InvalidInputError(
             f"{plan} is no file, and {its_stack} is missing",
@@ -70,14 +69,14 @@ def command(plan: str, plan_number: int, out: Path, directory: Path) -> None:
         answer = parse_plan_argument(
             plan, lambda text, origin: read_answer(text, plan_number=plan_number, origin=origin)
         )
-        with patience("drawing the page"):
-            page = render(answer, now=now)
+    with patience("drawing the page"):
+        page = render(answer, now=now, run=run)
     try:
         replace_file(out, lambda file: file.write(page))
     except OSError as error:
         raise GpufleetError(f"--out {out} cannot be written: {error}", next_step="name another file") from error
     say(f"wrote {out}", err=True)
-    if not (its_stack and its_stack.is_file()):
+    if run is None:
         write_truer(plan=plan, plan_number=plan_number)
 
 

@@ -69,6 +69,7 @@ def test_prices_known_from_elsewhere(
     price = offer(clouds, name, region).on_demand
     assert price is not None
     assert (price.usd_per_hour, price.as_of.isoformat()) == (usd, as_of)
+    assert name.startswith("Standard_") or "CNY at 6.7758 CNY/USD (Federal Reserve H.10" in price.source
 
 
 def test_gpus_not_on_ec2_are_on_another_cloud(clouds: Sequence[CloudOffer]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from typing import Any, Literal
 
@@ -160,17 +160,14 @@ class _Biller:
             owned = self._plan.owned_nodes if self._plan.purchase.on_demand_top_up else 0
             yield from self._nodes(group, ("owned-reservation", "on-demand"), instance_type, owned)
             yield from self._nodes(group, ("on-demand",), instance_type, count - owned)
-        yield from self._volumes(group, template, count, "nodes")
+        yield from self._volumes(group, template, count)
         if any(self._of_kind("Function")):
             item, quantity = "metrics published, once a minute each node", count * MINUTES_PER_MONTH
             yield self._unit_line(group, item, "metric-request", quantity, basis="nodes")
 
     def _template(self, specification: Mapping[str, Any]) -> Mapping[str, Any]:
-        wanted = str(specification.get("launchTemplateId", specification.get("id", "")))
-        for template in self._of_kind("LaunchTemplate"):
-            if wanted == template.physical_id:
-                return template.inputs
-        raise DataMissingError(f"no launch template {wanted!r} among the stack's resources")
+        wanted = specification.get("launchTemplateId", specification.get("id"))
+        return next(found.inputs for found in self._of_kind("LaunchTemplate") if found.physical_id == wanted)
 
     def _nodes(
         self, resource: Resource, markets: Sequence[Market], instance_type: str, count: int, *, note: str = ""
@@ -195,11 +192,7 @@ class _Biller:
             return None
         return PlanPrice(item=str(node), usd=price.usd_per_hour, per="hour", source=price.source, as_of=price.as_of)
 
-    def _volumes(
-        self, resource: Resource, template: Mapping[str, Any], count: int, basis: Basis, *, note: str = ""
-    ) -> Iterator[CostLine]:
-        if not count:
-            return
+    def _volumes(self, resource: Resource, template: Mapping[str, Any], count: int) -> Iterator[CostLine]:
         for mapping in template.get("blockDeviceMappings", []):
             volume = mapping["ebs"]
             parts: list[tuple[str, str, float]] = [("gp3 volumes", "gp3-storage", volume["volumeSize"])]
@@ -208,14 +201,13 @@ class _Biller:
             parts += [("gp3 IOPS", "gp3-iops", iops)] * (iops > 0)
             parts += [("gp3 throughput", "gp3-throughput", throughput)] * (throughput > 0)
             for item, unit, amount in parts:
-                yield self._unit_line(resource, item, unit, count * amount, basis=basis, note=note)
+                yield self._unit_line(resource, item, unit, count * amount, basis="nodes")
 
     def _reservation(self, reservation: Resource) -> Iterator[CostLine]:
         count, instance_type = int(reservation.inputs["instanceCount"]), str(reservation.inputs["instanceType"])
         note = "billed used or not; reserved instances or a savings plan you own make it cheaper"
-        for line in self._nodes(reservation, ("on-demand",), instance_type, count):
-            basis: Basis = "always" if line.basis == "nodes" else line.basis
-            yield replace(line, item=f"reservation of {instance_type}", basis=basis, note=note)
+        price, item = self._node_price("on-demand", instance_type), f"reservation of {instance_type}"
+        yield self._line(reservation, item, "always", price, "node-hour", count, note=note)
 
     def _endpoint(self, endpoint: Resource) -> Iterator[CostLine]:
         if endpoint.inputs["vpcEndpointType"] == "Interface":

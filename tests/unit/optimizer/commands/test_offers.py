@@ -115,6 +115,8 @@ def test_the_table_says_where_a_spot_price_comes_from(run: Gpufleet, monkeypatch
         (["--instance-type", "p5.47xlarge"], "p5.48xlarge"),
         (["--count", "8-16"], "'8-16' is not a range"),
         (["--region", ""], "region '' is not in the catalog"),
+        (["--region", "mars-*"], "no region matches 'mars-*'"),
+        (["--instance-type", "p99*"], "no instance type matches"),
         (["--cloud", "gcp"], "'gcp' is not one of"),
         (["--cloud", "azure", "--region", "us-east-1"], "region 'us-east-1' is not in the catalog"),
         (["--cloud", "azure", "--gpu", "H200x"], "GPU 'H200x' is not in the catalog"),
