@@ -28,6 +28,7 @@ TOUCH_THREADS = 8
 # Left to the operating system and the training's own growth; at most as much as the checkpoints need.
 RESERVE_BYTES = 2 * 2**30
 CGROUP = Path("/sys/fs/cgroup")
+# Kept memory that a run of this process has: a second run gets memory of its own.
 _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 

@@ -259,6 +259,12 @@ def test_the_training_gets_its_own_roles_credentials_and_no_others(
     assert credentials.RENEW_S < credentials.LIFE_S - 15 * 60
 
 
+def test_python_writes_bytecode_where_an_image_forbids_it(tmp_path: Path) -> None:
+    node: Any = SimpleNamespace(settings=Settings({"PYTHONDONTWRITEBYTECODE": "1"}), notices=NoticeFiles(tmp_path))
+    node.credentials = SimpleNamespace(environment=dict)
+    assert not torchrun.training_environment(node, None)["PYTHONDONTWRITEBYTECODE"]
+
+
 def test_a_fault_of_an_earlier_program_ends_no_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its script did without the rank that wrote the file."""
     monkeypatch.setattr(torchrun, "training_environment", lambda *_: {})
