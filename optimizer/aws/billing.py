@@ -42,7 +42,6 @@ PART_OF_SERVICE: dict[str, Part] = {
     "Amazon Simple Notification Service": "head_node",
     "CloudWatch Events": "head_node",
     "Amazon EventBridge": "head_node",
-    "Amazon Elastic Container Service for Kubernetes": "head_node",
 }
 
 

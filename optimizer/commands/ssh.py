@@ -17,21 +17,6 @@ from optimizer.contract.errors import GpufleetError
 PORT = click.IntRange(1, 65535)
 
 
-def start_session(region: str, instance_id: str, *arguments: str) -> None:
-    """Become ``aws ssm start-session`` to an instance, which names its plugin where that is absent.
-
-    https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-sessions-start.html
-    """
-    if shutil.which("aws") is None:
-        raise GpufleetError(
-            "no aws is on PATH",
-            why="Session Manager needs the AWS CLI; the nodes take no connection from outside",
-            next_step="install it: https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
-        )
-    command = ["aws", "ssm", "start-session", "--region", region, "--target", instance_id, *arguments]
-    os.execvp("aws", command)  # noqa: S606 - Ctrl-C belongs to the session
-
-
 @click.command(
     epilog="""\b
 Example:
@@ -53,7 +38,15 @@ def command(rank: str, stack: str | None, directory: Path, port: int | None, loc
     """
     if local_port and not port:
         raise click.UsageError("--local-port goes with --port")
+    if shutil.which("aws") is None:
+        raise GpufleetError(
+            "no aws is on PATH",
+            why="Session Manager needs the AWS CLI; the nodes take no connection from outside",
+            next_step="install it: https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
+        )
     names, _ = resolve_names(read_stack(stack, directory))
     ports = {"portNumber": [str(port)], "localPortNumber": [str(local_port or port)]}
     document = ("--document-name", "AWS-StartPortForwardingSession", "--parameters", json.dumps(ports))
-    start_session(names.region, node_id(names, rank), *(document if port else ()))
+    # https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-sessions-start.html
+    session = ["aws", "ssm", "start-session", "--region", names.region, "--target", node_id(names, rank)]
+    os.execvp("aws", [*session, *(document if port else ())])  # noqa: S606 - Ctrl-C belongs to the session

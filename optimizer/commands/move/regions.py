@@ -54,6 +54,7 @@ class Walk:
     refresh: bool | None
     accept_stale_prices: bool
     refused: dict[str, datetime] = field(default_factory=dict)  # when a region refused the nodes or its stack
+    refused_since: datetime | None = None  # all nodes of the run that is followed
 
     def begin(self, consent: Callable[[FleetPlan, str], None]) -> StackFile:
         """Return the stack that has the run; one that does not run is deployed, after ``consent`` to its plan.
@@ -94,7 +95,8 @@ class Walk:
 
     def follow(self, file: StackFile) -> None:
         """Show the run, and move it where a region has refused for ``WAIT``, until it has ended."""
-        while follow_run(file.stack, self.directory, leaves=_watch_refusals(), again=self.again):
+        while follow_run(file.stack, self.directory, leaves=self._is_left, again=self.again):
+            self.refused_since = None
             refusal = f"{file.plan.region} has refused for {WAIT / timedelta(minutes=1):.0f} minutes"
             self.refused[file.plan.region] = datetime.now(UTC)
             target = self._stand_up_next(file, refusal)
@@ -103,6 +105,12 @@ class Walk:
                 continue
             hand_over(file, target, self.again)
             file = target
+
+    def _is_left(self, state: ControllerState) -> bool:
+        """Return whether AWS has refused all nodes for ``WAIT``, by the states of a run that was looked at so far."""
+        now = datetime.now(UTC)
+        self.refused_since = (self.refused_since or now) if _is_refused(state) else None
+        return self.refused_since is not None and now - self.refused_since >= WAIT
 
     def _recommend(self, regions: Sequence[str], *flags: str) -> tuple[FleetPlan, str]:
         """Return the best plan in some regions and its file; each stack keeps its own for a later move."""
@@ -144,19 +152,6 @@ class Walk:
             raise error
         self.refused[region] = datetime.now(UTC)
         say(f"note: {region} is left out: {error}", err=True)
-
-
-def _watch_refusals() -> Callable[[ControllerState], bool]:
-    """Return a function that tells from a run's states whether AWS has refused all nodes for ``WAIT``."""
-    since: datetime | None = None
-
-    def leaves(state: ControllerState) -> bool:
-        nonlocal since
-        now = datetime.now(UTC)
-        since = (since or now) if _is_refused(state) else None
-        return since is not None and now - since >= WAIT
-
-    return leaves
 
 
 def _is_refused(state: ControllerState) -> bool:
