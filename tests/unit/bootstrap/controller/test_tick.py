@@ -62,6 +62,7 @@ def refuse(
     message: str = "no",
     bucket: str = "",
     headers: dict[str, str] | None = None,
+    status: int = 400,
 ) -> None:
     """AWS answers one operation, or that on one bucket, with an error from now on."""
     own = getattr(client, operation)
@@ -69,7 +70,8 @@ def refuse(
     def call(**asked: Any) -> Any:
         if bucket and asked["Bucket"] != bucket:
             return own(**asked)
-        error: Any = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPHeaders": headers or {}}}
+        answered = {"HTTPHeaders": headers or {}, "HTTPStatusCode": status}
+        error: Any = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": answered}
         raise ClientError(error, operation)
 
     monkeypatch.setattr(client, operation, call)
@@ -433,10 +435,12 @@ def test_a_bucket_without_versions_holds_no_rows_as_nobody_would_see_them_delete
     assert stack.members() == [] and "aws s3api put-bucket-versioning --bucket team" in stack.read()["reason"]
 
 
-def test_a_launch_without_an_answer_is_repeated_with_its_token(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("code", "status"), [("IdempotentCallInProgress", 400), ("ResourceContention", 500)])
+def test_a_launch_without_an_answer_is_repeated_with_its_token(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, code: str, status: int
+) -> None:
     """The tick died, or AWS was late: nodes that came are found by the same request."""
-    sent = watch(monkeypatch, stack.clients.launching, "launch_instances")
-    refuse(monkeypatch, stack.clients.launching, "launch_instances", "IdempotentCallInProgress")
+    refuse(monkeypatch, stack.clients.launching, "launch_instances", code, status=status)
     first = stack.tick()
     assert first.launch and first.phase == "starting"
     monkeypatch.undo()
