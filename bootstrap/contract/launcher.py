@@ -143,21 +143,31 @@ def _programs(words: Sequence[str]) -> Iterator[list[str]]:
         yield [""]
         return
     name, rest = PurePath(words[0]).name, words[1:]
-    if name.startswith("python"):
-        module, after = _module(rest)
-        path = module.removesuffix(".py").replace("/", ".")
-        yield next(([launcher] for suffix, launcher in MODULES.items() if path.endswith(suffix)), [name])
-        if module in WRAPPERS:
-            yield from _programs([module, *after])
-        return
-    yield [MODULES.get(name, name), *rest]
-    own = itertools.takewhile(lambda word: not SCRIPT.fullmatch(word), rest if name in READERS else ())
-    for text in (text for option, text in zip(own, rest[1:], strict=False) if READS_TEXT.fullmatch(option)):
-        for command in re.split(r"[;&|()`\n]+", text):
+    own = list(itertools.takewhile(lambda word: not SCRIPT.fullmatch(word), rest))
+    pairs = list(itertools.pairwise(["", *rest]))[: len(own) + 1]
+    if name in READERS and (texts := [text for option, text in pairs if READS_TEXT.fullmatch(option)]):
+        yield [name, *rest]
+        for command in re.split(r"[;&|()`\n]+", texts[0]):
             yield from _programs(split_command(command) or command.split())
         return
     if name in WRAPPERS and (command := _wrapped(rest, WRAPPERS[name].split())):
+        yield [name, *rest]
         yield from _programs(command)
+        return
+    module, after = _module(rest)
+    path = module.removesuffix(".py").replace("/", ".")
+    yield [MODULES.get(name, name), *([] if name.startswith("python") else rest)]
+    if launcher := next((launcher for suffix, launcher in MODULES.items() if path.endswith(suffix)), ""):
+        yield [launcher]
+    elif name.startswith("python") and module in WRAPPERS:
+        yield from _programs([module, *after])
+    elif name not in ONE_NODE and len(own) < len(rest):
+        # A wrapper that nobody listed (sudo -E torchrun x.py): a launcher's name before a script, no option's value.
+        for at, (last, word) in enumerate(pairs[:-1]):
+            is_value = re.fullmatch(r"--[\w-]+", last) or "python" in " ".join(own[at:])
+            if PurePath(word).name in ONE_NODE and not is_value:
+                yield from _programs(rest[at:])
+                return
 
 
 def _wrapped(words: Sequence[str], own: list[str]) -> Sequence[str]:

@@ -7,6 +7,7 @@ the store. Only what has the manifest's checksums counts (loading.py).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import mmap
 import os
@@ -28,13 +29,15 @@ TOUCH_THREADS = 8
 # Left to the operating system and the training's own growth; at most as much as the checkpoints need.
 RESERVE_BYTES = 2 * 2**30
 CGROUP = Path("/sys/fs/cgroup")
+CLOSE_ON_EXEC = 1  # MFD_CLOEXEC
 # Kept memory that a run of this process has: a second run gets memory of its own.
 _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 def make_kept(local_rank: str) -> int:
-    """Make memory that this process keeps for its child ``local_rank``, empty at first."""
-    return os.memfd_create(f"gpufleet-rank-{local_rank}")
+    """Make memory that this process keeps for its child ``local_rank``, empty at first; -1 where there is none."""
+    # Pythons of conda and uv have no os.memfd_create: https://github.com/astral-sh/uv/issues/15081
+    return int(ctypes.CDLL(None).memfd_create(f"gpufleet-rank-{local_rank}".encode(), CLOSE_ON_EXEC))
 
 
 def open_kept() -> int:

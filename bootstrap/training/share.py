@@ -95,6 +95,8 @@ class Share:
         self._geometries = geometries
         self._plan = plan_files(geometries, self._ranks)
         grows = self._plan.bytes > self.buffer.nbytes
+        if grows:  # what torchrun keeps grows with the state: a second memory beside it would stay for good
+            self._views, self.buffer = [], torch.empty(0, dtype=torch.uint8)
         kept = open_kept() if grows else -1
         any_grows, needed = self._ranks.maximum(int(grows), self._plan.bytes)
         if any_grows:
