@@ -63,7 +63,8 @@ def field_options(*names: str) -> Callable[[F], F]:
                 text += f" {'Some' if is_list else 'One'} of {', '.join(values)}."
             if default and default is not PydanticUndefined:
                 text += f"  [default: {', '.join(default) if is_list else default}]"
-            settings: dict[str, Any] = {"multiple": True, "callback": _split, "metavar": "A,B"} if is_list else {}
+            settings: dict[str, Any] = {"metavar": "N"} if re.match(r"(<class ')?(int|float)\b", kind) else {}
+            settings |= {"multiple": True, "callback": _split, "metavar": "A,B,..."} if is_list else {}
             settings |= {"is_flag": True, "default": None} if field.annotation is bool else {}
             option = click.Option if name in _USUAL else FurtherOption
             function = click.option(flag_of(name), name, cls=option, help=text, **settings)(function)

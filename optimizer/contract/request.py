@@ -81,9 +81,9 @@ def matches_type(name: str, pattern: str) -> bool:
 class Workload(_Model):
     """The training to do; exactly one of tokens, samples and steps is given."""
 
-    tokens: AllSamples | None = Field(default=None, description="Tokens to train on; of T5 those it reads.")
+    tokens: AllSamples | None = Field(default=None, description="Tokens to train on (2B, 500M), of T5 its inputs'.")
     samples: AllSamples | None = Field(default=None, description="Sequences, images or clips to train on.")
-    steps: AllSamples | None = Field(default=None, description="Optimizer steps; needs global_batch.")
+    steps: AllSamples | None = Field(default=None, description="Optimizer steps; needs a global batch too.")
     seq_len: Samples | None = Field(default=None, le=MOST_BATCH, description="Tokens of a sequence, of T5's input.")
     target_len: Samples | None = left_out(
         "Tokens that the decoder of T5 or Whisper writes; default: span corruption's, the longest text.",
@@ -91,28 +91,28 @@ class Workload(_Model):
         le=MOST_BATCH,
     )
     global_batch: Samples | None = Field(
-        default=None, le=MOST_BATCH, description="Samples of a step; left out, the search chooses."
+        default=None, le=MOST_BATCH, description="Samples of a step; left out, recommend chooses."
     )
     precision: Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"] = Field(
-        default="bf16", description="Arithmetic; pure-bf16 keeps its states so."
+        default="bf16", description="bf16 keeps 32-bit weights, pure-bf16 does not."
     )
     optimizer: Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit"] = Field(
         default="adamw", description="The optimizer; adamw8bit keeps 8-bit moments."
     )
     method: Literal["full", "lora", "qlora"] = Field(
-        default="full", description="lora and qlora train adapters over a frozen base, of qlora in 4 bits."
+        default="full", description="lora and qlora train adapters over a frozen base, which qlora keeps in 4 bits."
     )
     lora_rank: Annotated[int, Field(ge=1, le=1024), Number] = Field(
         default=FULL_TRAINING.lora_rank, description="Rank of the adapters."
     )
     lora_alpha: Annotated[int, Field(ge=1, le=4096), Number] = Field(
-        default=FULL_TRAINING.lora_alpha, description="Adapters' products are scaled by lora_alpha / lora_rank."
+        default=FULL_TRAINING.lora_alpha, description="Adapters' products are scaled by alpha / rank."
     )
     lora_targets: Literal["all", "attention"] = Field(
         default="all", description="Projections with adapters: all of each layer, or attention's."
     )
     frozen: Annotated[str, Field(pattern=FROZEN), BeforeValidator(lambda value: _frozen(value))] = Field(
-        default="none", description="embedding, or a number of first layers, which the embedding is frozen with."
+        default="none", description="embedding, or a number of first layers (the embedding too)."
     )
     framework: Literal[
         "torch",
@@ -234,24 +234,24 @@ class Quote(_Model):
 class Constraints(_Model):
     """Hard limits. Budget and deadline bind the 95th percentile, so that a plan keeps them."""
 
-    budget_usd: Usd | None = Field(default=None, description="Most the run may cost, drain included: 3000, 5k.")
-    deadline_hours: Hours | None = Field(default=None, description="Longest the run may take: 48, 48h, 3d, 90min.")
+    budget_usd: Usd | None = Field(default=None, description="Most it may cost, at the 95th percentile: 5k.")
+    deadline_hours: Hours | None = Field(default=None, description="Longest it may take, at the 95th percentile: 3d.")
     regions: tuple[str, ...] = Field(
         default=(), description="Region names or patterns (us-*); empty for all. eu-* includes London and Zurich."
     )
     purchase_options: tuple[PurchaseOption, ...] = Field(
         default=("on-demand", "spot"),
         min_length=1,
-        description="Ways to buy; owned nodes are existing_reservations.",
+        description="Ways to buy; nodes that you own are existing_reservations of the file.",
     )
     instance_types: tuple[str, ...] = Field(default=(), description="Types, families (p5) or patterns (g6*).")
     gpus: tuple[str, ...] = left_out("GPU models (H100) or keys (a100-80gb).", default=())
     max_nodes: Annotated[int, Field(ge=1, le=1000), Number] = Field(default=64, description="Most nodes of the fleet.")
     parallelism: tuple[Axis, ...] | None = Field(
-        default=None, min_length=1, description="Kinds that the training code can do, by default the trainer's."
+        default=None, min_length=1, description="Kinds your code can do; default: the trainer's, beyond it all."
     )
     sharding: tuple[Sharding, ...] | None = Field(
-        default=None, min_length=1, description="Shardings that the training code can do, by default the trainer's."
+        default=None, min_length=1, description="Shardings your code can do; default: the trainer's, beyond it all."
     )
     existing_reservations: tuple[ExistingReservation, ...] = Field(
         default=(), description="Used unless purchase_options are given without their option."

@@ -35,18 +35,20 @@ def check_instance_quotas(context: Context) -> Iterator[Finding]:
 
 
 def _compare(context: Context, need: Need, used: Counter[Quota] | Unknown) -> Finding:
-    """Compare a need with what is free of its quota."""
+    """Compare a need with what is free of its quota. A need above the whole quota is an error whatever is in use."""
     quota, nodes, purpose, short = need
     vcpus, check = nodes * context.plan.node.vcpus, f"quota {quota.name}"
     wanted = f"{vcpus:,} vCPUs needed for {purpose}"
     limit = ask(partial(quotas.limit, context.service_quotas, quota))
     if isinstance(limit, Unknown):
         return limit.finding(check=check, about=wanted, why=_WHY)
-    if isinstance(used, Unknown):
+    if isinstance(used, Unknown) and vcpus <= limit:
         return used.finding(check=check, about=f"{wanted}, of a quota of {limit:,.0f} ({quota.code})", why=_WHY)
-    free, total = max(limit - used[quota], 0), vcpus + used[quota]
+    in_use = 0 if isinstance(used, Unknown) else used[quota]
+    free, total = max(limit - in_use, 0), vcpus + in_use
+    known = "unknown" if isinstance(used, Unknown) else f"{in_use:,}"
     return Finding(
-        f"{wanted}, {free:,.0f} free: quota {limit:,.0f} ({quota.code}), {used[quota]:,} in use",
+        f"{wanted}, {free:,.0f} free: quota {limit:,.0f} ({quota.code}), {known} in use",
         check=check,
         level=short if total > limit else "ok",
         value=vcpus,

@@ -154,12 +154,15 @@ def test_a_quota_at_its_default_is_asked_for_as_such(aws: FakeAws) -> None:
     assert row.level == "error" and "0 free: quota 0" in row.text
 
 
-def test_without_the_usage_a_quota_is_unknown(aws: FakeAws) -> None:
+def test_without_the_usage_only_a_quota_below_the_need_is_an_error(aws: FakeAws) -> None:
     aws.answers["DescribeInstances"] = DENIED_EC2
     rows = by_check(check_instance_quotas(context()))
     row = rows[RUNNING_P]
     assert row.level == "unknown" and "of a quota of 384 (L-417A185B); not permitted" in row.text
     assert row.next_step == "allow ec2:DescribeInstances (gpufleet stack policy preflight)"
+    aws.answers["GetServiceQuota"] = quota_answer({ON_DEMAND: 95.0})
+    row = by_check(check_instance_quotas(context()))[RUNNING_P]
+    assert (row.level, row.value, row.limit) == ("error", 96, 95) and row.text.endswith("unknown in use")
 
 
 def reserved(aws: FakeAws, **changes: Any) -> list[Finding]:
