@@ -24,6 +24,12 @@ LAUNCH_TIMEOUT_S = 1800
 HEALTH_CHECK_GRACE_S = 60
 # From entering service to work that the metrics show: model and data load, then two samples a minute apart.
 WARMUP_S = 300
+# Properties of the group that `up` does not set back. The provider reads and updates the hooks only as resources of
+# their own. The controller alone keeps the bounds of the size. AWS may answer the size's type after another has set the
+# size, and refuses to clear it; set by `up`, a newer provider plans it again and again:
+# https://github.com/hashicorp/terraform-provider-aws/issues/37523
+# https://github.com/hashicorp/terraform-provider-aws/issues/47088
+LEFT_TO_OTHERS = ["initialLifecycleHooks", "desiredCapacityType", "minSize", "maxSize"]
 
 
 class PlaceGroup(Component):
@@ -170,9 +176,7 @@ class PlaceGroup(Component):
             # Part of CreateAutoScalingGroup: hooks made afterwards would miss the first instances.
             initial_lifecycle_hooks=hooks,
             tags=tags,
-            opts=pulumi.ResourceOptions(
-                parent=self, ignore_changes=self._left_to_others(), custom_timeouts=ENDED_WITHIN
-            ),
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=LEFT_TO_OTHERS, custom_timeouts=ENDED_WITHIN),
         )
         for hook in hooks:
             # The same hooks, so that a later change of a timeout reaches the group (PutLifecycleHook overwrites).
@@ -201,18 +205,6 @@ class PlaceGroup(Component):
                 "skip_matching": True,
             },
         }
-
-    def _left_to_others(self) -> list[str]:
-        """Properties that `up` does not set back, because others change them."""
-        # The provider reads and updates the hooks only as resources of their own. AWS may answer the size's type after
-        # another has set the size, and refuses to clear it; set here, a newer provider plans it again and again:
-        # https://github.com/hashicorp/terraform-provider-aws/issues/37523
-        # https://github.com/hashicorp/terraform-provider-aws/issues/47088
-        left = ["initialLifecycleHooks", "desiredCapacityType"]
-        if self._settings.mode == "workers":
-            # The controller stops workers by these bounds, between which policies move the size.
-            left += ["minSize", "maxSize"]
-        return left
 
     def _mixed(
         self, template_id: pulumi.Output[str], version: pulumi.Output[str]

@@ -98,7 +98,8 @@ def _ask(clients: Clients, group: str, nodes: int, subnet: str, token: str) -> L
         )
     except ClientError as refused:
         code, status = error_code(refused), refused.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if code in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        # To EC2 a lack of capacity is a server's error, too (POOL_EMPTY's page).
+        if code in _PASSING or (status >= HTTPStatus.INTERNAL_SERVER_ERROR and not is_refusal(code)):
             return None
         return LaunchAnswer(ids=(), code=code, message=str(refused), subnet=subnet)
     came = tuple(key for of in answer.get("Instances", []) for key in of["InstanceIds"])

@@ -3,11 +3,12 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import pulumi
+import pulumi_aws as aws
 import pytest
 
 from infra.naming import Names
 from infra.offline.preview import Recorder
-from infra.place_group import PlaceGroup
 from tests.infra.deployed import (
     WORKERS,
     Deployed,
@@ -19,7 +20,7 @@ from tests.infra.deployed import (
     reserved,
     workers,
 )
-from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
+from tests.plans import SPOT_P4DE, sample_plan
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "spot": {},
@@ -171,26 +172,17 @@ def test_workers_come_and_go_one_by_one() -> None:
     assert len(group["vpcZoneIdentifiers"]) == 2
 
 
-def left_to_others(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[str]:
-    """The group's ``ignore_changes``, which Pulumi's stand-in engine does not tell."""
-    seen: list[str] = []
-    real = PlaceGroup._left_to_others
+@pytest.mark.parametrize("given", [[], [WORKERS, workers()]])
+def test_what_the_controller_changes_is_not_set_back(monkeypatch: pytest.MonkeyPatch, given: list[Any]) -> None:
+    """Pulumi's stand-in engine does not tell what a group ignores."""
+    ignored: list[Any] = []
+    real = aws.autoscaling.Group
 
-    def left(self: PlaceGroup) -> list[str]:
-        seen.extend(real(self))
-        return real(self)
+    def group(resource: str, *, opts: pulumi.ResourceOptions, **arguments: Any) -> aws.autoscaling.Group:
+        ignored.append(opts.ignore_changes)
+        return real(resource, opts=opts, **arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(PlaceGroup, "_left_to_others", left)
-        deploy_anew(*given)
-    return seen
-
-
-def test_what_the_controller_changes_is_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The sample plan's place is a union of two groups.
-    assert left_to_others(monkeypatch) == ["initialLifecycleHooks", "desiredCapacityType"] * 2
-    # The groups of other places are left as they are declared.
-    rotating = left_to_others(monkeypatch, {"alternates": [ON_DEMAND_P4D]})
-    assert rotating == ["initialLifecycleHooks", "desiredCapacityType"] * 3
-    group = left_to_others(monkeypatch, WORKERS, workers())
-    assert {"minSize", "maxSize"} < set(group)
+    monkeypatch.setattr("infra.place_group.aws.autoscaling.Group", group)
+    deploy_anew(*given)
+    assert ignored
+    assert all({"desiredCapacityType", "minSize", "maxSize"} < set(left) for left in ignored)

@@ -452,6 +452,15 @@ def test_a_launch_without_an_answer_is_repeated_with_its_token(
     assert len(stack.members()) == 3
 
 
+def test_a_lack_of_capacity_is_an_answer_though_ec2_calls_it_a_servers_error(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, stack.clients.launching, "launch_instances", "InsufficientInstanceCapacity", status=500)
+    state = stack.tick()
+    assert (state.launch, state.failed_launches) == (None, 1)
+    assert "InsufficientInstanceCapacity" in state.last_failure
+
+
 def test_calls_end_before_the_function_does(stack: Stack) -> None:
     config: Any = stack.clients.ec2.meta.config
     longest_s = config.retries["total_max_attempts"] * (config.connect_timeout + config.read_timeout)
