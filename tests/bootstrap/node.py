@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -149,17 +148,17 @@ class Node:
         return Ended(done.returncode, done.stdout)
 
     def kill_leftovers(self) -> None:
-        """Kill the remains of a killed run and wait for their ends: until then they hold node_init.sh's lock, which no
-        process holds after a reboot."""
+        """Kill the remains of a killed run until none holds node_init.sh's lock, as after a reboot. One look at /proc
+        is not enough: the environment of a process that is just starting reads as empty."""
         mark = f"FAKE_STATE={self.state}".encode()
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if mark in (process / "environ").read_bytes().split(b"\0"):
-                    handle = os.pidfd_open(int(process.name))
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                    ended, _, _ = select.select([handle], [], [], 60)
-                    assert ended, f"{process} outlives SIGKILL"
-                    os.close(handle)
+        lock = self.root / "var/lib/gpufleet/lock"
+        while subprocess.run(["flock", "--nonblock", lock, "true"]).returncode:
+            for process in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    if mark in (process / "environ").read_bytes().split(b"\0"):
+                        handle = os.pidfd_open(int(process.name))
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                        os.close(handle)
 
     @property
     def calls(self) -> list[str]:
