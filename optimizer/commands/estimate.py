@@ -172,8 +172,7 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
         compiled=work.compiled,
         tuning=work.tuning,
     )
-    beyond = positions_note(spec, recipe.seq_len)
-    write_notes([beyond] if beyond else [])
+    write_notes(filter(None, (positions_note(spec, recipe.seq_len), spec.head_note)))
     data = data_ranks(gpus, ranks["tensor"], ranks["pipeline"], ranks["context"])
     micro_batch = flags["micro_batch"]
     global_batch = (flags["global_batch"] and work.global_batch) or data * micro_batch

@@ -46,6 +46,15 @@ def _to_number(text: str) -> float:
         raise ValueError("a number") from error
 
 
+def _to_flag(text: str) -> bool:
+    try:
+        if (number := _to_number(text)) >= 0:
+            return number > 0
+    except ValueError:
+        pass
+    raise ValueError("true, false, or a number of at least 0")
+
+
 def _spelled(**other: str) -> BeforeValidator:
     """Read a word in lower case, or its ``other`` spelling."""
     return BeforeValidator(lambda text: other.get(text.lower(), text.lower()))
@@ -65,8 +74,12 @@ def _like(pattern: str, words: str) -> BeforeValidator:
 Real = Annotated[float, BeforeValidator(_to_number), Field(ge=0, allow_inf_nan=False)]
 # A larger count is a mistake.
 Whole = Annotated[int, BeforeValidator(_to_number), Field(ge=0, le=10**15)]
-Count = Annotated[Whole, Field(ge=1)]
-Flag = Annotated[bool, BeforeValidator(lambda text: _to_number(text) > 0)]
+Count = Annotated[int, BeforeValidator(_to_number), Field(ge=1, le=10**15)]
+Flag = Annotated[bool, BeforeValidator(_to_flag)]
+# Columns of a shape, which are read where layers or hidden_size are given.
+_SHAPE = (
+    "attention_heads", "kv_heads", "head_dim", "ffn_size", "gated_mlp", "vocab_size", "experts", "experts_per_token",
+)  # fmt: skip
 
 
 class Row(BaseModel):
@@ -99,7 +112,7 @@ class Row(BaseModel):
     expert_parallel: Count = 1
     sequence_parallel: Flag | None = None
     layers_per_virtual_stage: Annotated[
-        str, _like(r"(interleave=)?[1-9]\d{0,5}", 'a number of layers, or "interleave=" and a number of chunks')
+        str, _like(r"(interleave=)?[1-9]\d{0,5}(\.0+)?", 'a number of layers, or "interleave=" and a number of chunks')
     ] = "interleave=1"
     sharding: Annotated[
         Literal["ddp", "zero1", "zero2", "zero3"] | None,
@@ -143,6 +156,10 @@ class Row(BaseModel):
         }
         empty = ("", "nan", "null", "none")
         given = {name: text for name, text in texts.items() if text.lower() not in empty}
+        if not given.keys() & {"layers", "hidden_size"}:
+            model = given.get("model", "")
+            unread = (*_SHAPE, *["parameters"] * bool(model.lower() in presets() or SIZE.fullmatch(model)))
+            given = {name: text for name, text in given.items() if name not in unread}
         if texts.get("sharding", "").lower() == "none":  # a spelling of ddp
             given["sharding"] = "ddp"
         try:
@@ -285,7 +302,9 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         loops_experts=loops_experts,
     )
     prefix, _, number = row.layers_per_virtual_stage.rpartition("=")
-    chunks = int(number) if prefix else math.ceil(math.ceil(model.layers / pipeline) / int(number))
+    chunks = int(float(number))  # table programs write 2.0 where other rows have none
+    if not prefix:
+        chunks = math.ceil(math.ceil(model.layers / pipeline) / chunks)
     # Runs that split the model make up a usual step, and keep the bubble small.
     usual_accumulation = 1
     if tensor * pipeline > 1:

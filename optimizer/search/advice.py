@@ -61,7 +61,7 @@ def _note_workload(problem: Problem) -> Iterator[str]:
     work, model, recipe, amount = problem.request.workload, problem.model, problem.recipe, problem.amount
     slow = fp8_note(recipe.precision, recipe.framework, compiled=work.compiled)
     attention = slow_attention_note(model, recipe.seq_len, recipe.framework)
-    yield from filter(None, (slow, attention, positions_note(model, recipe.seq_len)))
+    yield from filter(None, (slow, attention, positions_note(model, recipe.seq_len), model.head_note))
     if work.precision == "fp32" and any("tf32" in instance.gpu.peak_tflop_per_s for instance in problem.instance_types):
         yield "precision fp32 leaves the tensor cores idle: --precision tf32 uses them, on 32-bit weights too"
     if model.quantised:

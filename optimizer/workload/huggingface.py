@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,10 @@ _DROPOUTS = {
     "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout", "dropout_rate", "hidden_dropout",
     "hidden_dropout_prob", "resid_pdrop", "residual_dropout",
 }  # fmt: skip
+# Classes with another head than a plan's: classifiers, reward models, T5's encoder alone.
+_OTHER_HEAD = re.compile(
+    r"\w+(For(?!CausalLM|MaskedLM|PreTraining|ConditionalGeneration|ImageClassification)[A-Z]\w*|EncoderModel)"
+)
 _PROFILE = "gpufleet profile MODULE:FUNCTION counts any torch module; architecture fields would train a Llama instead"
 
 
@@ -115,7 +120,11 @@ def _model(data: Any, name: str, origin: str) -> ModelSpec:
         source += f", trained from weights that are no longer quantised ({method})"
     details = BiasesAndNorms(**{key: values.pop(key) for key in _DETAILS & values.keys()})
     model = build_model(details, name=name, config=config, source=source, tower_parameters=tower, **values)
-    return dataclasses.replace(check_shape(model), quantised=method)
+    named, note = data.get("architectures"), ""
+    if isinstance(named, list) and named and _OTHER_HEAD.fullmatch(str(named[0])):
+        auto = AUTO[family.architecture]
+        note = f"{name} is a {named[0]}, and the plan is for transformers' {auto}, which has another head and loss"
+    return dataclasses.replace(check_shape(model), quantised=method, head_note=note)
 
 
 def _config(kind: str, data: Mapping[str, Any], origin: str) -> Config:

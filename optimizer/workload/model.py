@@ -82,6 +82,7 @@ class ModelSpec:
             of all convolution outputs, of one sample: of a CNN, or of the convolutions in front of an encoder.
         revision: repository and commit of the Hugging Face Hub that the config is of (org/name@commit), if any.
         quantised: method that the checkpoint's weights are quantised by; empty for none.
+        head_note: says that the configuration is of another head than the one planned; empty where it is not.
         tower_parameters: of ``parameters``, those of an encoder of images beside the layers.
         config: fields of the Hugging Face config that build the model, with model_type.
     """
@@ -129,6 +130,7 @@ class ModelSpec:
     source: str
     revision: str = ""
     quantised: str = ""
+    head_note: str = ""
 
     @property
     def build_config(self) -> dict[str, Any] | None:

@@ -55,7 +55,7 @@ def test_a_given_parameter_count_stands() -> None:
     assert read(parameters="1316000000").model.parameters == 1_316_000_000
 
 
-@pytest.mark.parametrize(("text", "chunks"), [("", 1), ("interleave=3", 3), ("3", 2)])
+@pytest.mark.parametrize(("text", "chunks"), [("", 1), ("interleave=3", 3), ("3", 2), ("3.0", 2)])
 def test_virtual_stages(text: str, chunks: int) -> None:
     assert read(pipeline_parallel=4, layers_per_virtual_stage=text).grid.virtual_stages == chunks
 
@@ -75,6 +75,13 @@ def test_a_model_by_its_name_or_size_needs_no_architecture(
     setup = read_row(Row.read(row | {"gpu": "h100-80gb", "gpus": 8}), gpu_table())
     assert (setup.model.architecture, setup.model.parameters) == (architecture, parameters)
     assert setup.grid.sharding == sharding
+
+
+def test_columns_of_a_shape_are_not_read_beside_a_named_model() -> None:
+    row = {"model": "llama-2-7b", "gpu": "h100-80gb", "gpus": 8, "gated_mlp": "swiglu", "parameters": "7B"}
+    assert read_row(Row.read(row), gpu_table()).model.name == "llama-2-7b"
+    with pytest.raises(InvalidInputError, match="gated_mlp is 'swiglu'"):
+        Row.read(row | {"layers": 32, "hidden_size": 4096})
 
 
 def test_experts_are_spread_and_bring_the_split_of_the_sequence_that_they_need() -> None:
@@ -182,7 +189,8 @@ def test_nvidias_runs_fit_but_for_those_whose_source_leaves_memory_open() -> Non
         ({"gpu": "tpu-v5"}, "gpu is 'tpu-v5'"),
         ({"layers": ""}, "layers is empty"),
         ({"layers": "many"}, "layers is 'many'"),
-        ({"layers": -1}, "layers is '-1'"),
+        ({"layers": -1}, "layers is '-1'\n  limit: at least 1"),
+        ({"compiled": -1}, "compiled is '-1'\n  limit: true, false, or a number of at least 0"),
         ({"hidden_size": "inf"}, "hidden_size is 'inf'"),
         ({"gpus": 10, "tensor_parallel": 4}, "gpus is 10"),
         ({"architecture": "rnn"}, "architecture is 'rnn'"),

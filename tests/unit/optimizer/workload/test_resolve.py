@@ -266,6 +266,25 @@ def test_a_config_is_kept_as_far_as_it_builds_the_model() -> None:
     assert kept == CONFIGS["llama-2-7b"][0] | {"rms_norm_eps": 1e-5}
 
 
+@pytest.mark.parametrize(
+    ("kind", "named", "other"),
+    [
+        ("llama-2-7b", "LlamaForCausalLM", ""),
+        ("llama-2-7b", "LlamaForSequenceClassification", "AutoModelForCausalLM"),
+        ("bert-large", "BertForPreTraining", ""),
+        ("bert-large", "BertModel", ""),
+        ("bert-large", "BertForTokenClassification", "AutoModelForMaskedLM"),
+        ("t5-small", "T5WithLMHeadModel", ""),
+        ("t5-small", "T5EncoderModel", "AutoModelForSeq2SeqLM"),
+    ],
+)
+def test_another_head_than_the_plans_is_noted(kind: str, named: str, other: str) -> None:
+    config = resolve_model(kind).config
+    assert config is not None
+    note = resolve_model({**config, "architectures": [named]}).head_note
+    assert (named in note and other in note) if other else not note
+
+
 def test_a_window_that_is_off_stays_off() -> None:
     """Pulumi's configuration has no null, and Mistral's default is a window of 4096."""
     config = CONFIGS["llama-2-7b"][0] | {"model_type": "mistral", "sliding_window": None}
