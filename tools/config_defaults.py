@@ -17,8 +17,8 @@ from optimizer.workload.families import FAMILIES
 from optimizer.workload.huggingface import CONFIG_DEFAULTS
 from tools.generated import write_or_check
 
-# Fields that say nothing of the model: outputs, labels, generation.
 KV_HEADS = "num_key_value_heads"
+# Fields that say nothing of the model: outputs, labels, generation.
 _LEFT_OUT = {"use_cache", "tokenizer_class", "prefix", "finetuning_task", "default_theta", "time_step_limit"}
 
 

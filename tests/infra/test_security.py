@@ -100,7 +100,12 @@ def test_no_node_is_public_or_readable(name: str) -> None:
 def test_a_node_reaches_its_stack_alone() -> None:
     statements = node_statements()
     assert statements["PublishMetrics"]["Condition"] == {"StringEquals": {"cloudwatch:namespace": "gpufleet/dev"}}
-    assert statements["ReportRun"]["Action"] == "s3:PutObject"
+    assert statements["ReportRun"] == {
+        "Sid": "ReportRun",
+        "Effect": "Allow",
+        "Action": "s3:PutObject",
+        "Resource": f"{BUCKET}/control/nodes/${{ec2:SourceInstanceARN}}.json",
+    }
     assert statements["UseKeyThroughServices"]["Resource"] == "key"
     assert statements["UseKeyThroughServices"]["Condition"] == {
         "StringEquals": {"kms:ViaService": ["s3.us-east-1.amazonaws.com", "ssm.us-east-1.amazonaws.com"]}
