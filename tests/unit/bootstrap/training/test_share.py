@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from bootstrap.training import host_buffer
+from bootstrap.training import SpotTolerantRun, host_buffer
 from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.host_buffer import refuse_too_large
+from bootstrap.training.host_buffer import make_kept, refuse_too_large
 from bootstrap.training.planning import PIECE_BYTES, Planner, pieces_of
 from bootstrap.training.rank_group import Agreement, RankGroup
 from bootstrap.training.state import TrainingState
@@ -106,6 +107,21 @@ def test_too_little_host_memory_is_refused_with_the_numbers(tmp_path: Path, monk
     ):
         refuse_too_large(2**29, local_ranks=8, other_bytes=2**29)
     refuse_too_large(2**29, local_ranks=8, other_bytes=2**29, held=6 * 2**30)
+
+
+def test_the_memory_that_torchrun_keeps_grows_with_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)  # as in conda's Python
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    kept = make_kept("7")
+    model = nn.Linear(30, 30)
+    options: dict[str, Any] = {"dataset_size": 8, "global_batch": 1, "store": str(tmp_path), "checkpoint_every": 1}
+    with SpotTolerantRun(model, torch.optim.SGD(model.parameters()), **options) as run:
+        for step in run.steps(2):
+            if step == 1:
+                model.register_buffer("queue", torch.zeros(100_000))
+    assert os.fstat(kept).st_size >= 400_000 and len(host_buffer._maps) == 1
+    os.close(kept)
 
 
 class TwoRanks(RankGroup):
