@@ -166,9 +166,10 @@ class Row(BaseModel):
             return cls.model_validate(given)
         except ValidationError as error:
             column, limit = str(error.errors()[0]["loc"][0]), describe_wrong(error.errors()[0])
-            got = f"{column} is {given[column]!r}" if column in given else f"{column} is empty"
+            if column not in given:
+                raise InvalidInputError(f"{column} is empty", why="there is no fit without it") from error
             limit = limit.removeprefix("must be ").removesuffix(" is needed")
-            raise InvalidInputError(got, limit=limit) from error
+            raise InvalidInputError(f"{column} is {given[column]!r}", limit=limit) from error
 
 
 # Llama rounds 8/3 of the hidden size up to a multiple (https://github.com/meta-llama/llama, llama/model.py).
@@ -304,7 +305,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     prefix, _, number = row.layers_per_virtual_stage.rpartition("=")
     chunks = int(float(number))  # table programs write 2.0 where other rows have none
     if not prefix:
-        chunks = math.ceil(math.ceil(model.layers / pipeline) / chunks)
+        chunks = max(1, math.ceil(math.ceil(model.layers / pipeline) / chunks))  # a CNN has no layers
     # Runs that split the model make up a usual step, and keep the bubble small.
     usual_accumulation = 1
     if tensor * pipeline > 1:

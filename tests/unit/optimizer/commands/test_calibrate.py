@@ -100,7 +100,7 @@ def test_rows_that_cannot_be_used_are_named_and_the_others_are_fitted(gpufleet: 
     assert code == 0
     refused = {entry["line"]: entry["reason"] for entry in json.loads(out)["refused"]}
     assert set(refused) == {5, 6, 7, 9, 10, 11}
-    assert "tokens_per_second_per_gpu is empty" in refused[5]
+    assert refused[5] == "tokens_per_second_per_gpu is empty\n  why: there is no fit without it"
     assert "gpu is 'mi300x'" in refused[6]
     assert "of the L4's bf16 peak (limit: 1e-05 to 1); is it of all GPUs together?" in refused[7]
     assert "tokens_per_second_per_gpu is '-3'" in refused[9]

@@ -58,6 +58,7 @@ def test_a_given_parameter_count_stands() -> None:
 @pytest.mark.parametrize(("text", "chunks"), [("", 1), ("interleave=3", 3), ("3", 2), ("3.0", 2)])
 def test_virtual_stages(text: str, chunks: int) -> None:
     assert read(pipeline_parallel=4, layers_per_virtual_stage=text).grid.virtual_stages == chunks
+    assert read(model="resnet50", architecture="cnn", seq_len="", layers_per_virtual_stage="2").grid.virtual_stages == 1
 
 
 @pytest.mark.parametrize(
