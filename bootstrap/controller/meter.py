@@ -123,7 +123,7 @@ def _unseen_usd(tick: Tick, state: ControllerState) -> float:
     """Price the nodes that may have come and gone in an outage, beside those that some tick saw alive.
 
     Only nodes that the last tick wanted can have come to a gang, in its place. Policies may have moved the size of
-    workers since; the size that was seen last stands for it, as the largest would charge slots that nobody wanted.
+    workers since; the last size stands for it, as the largest would charge slots that nobody wanted.
     """
     settings, since = tick.settings, state.updated_at
     if tick.now - since <= EC2_FORGETS or state.phase not in UP:
@@ -132,7 +132,9 @@ def _unseen_usd(tick: Tick, state: ControllerState) -> float:
     usd = [place.dearest_usd_per_hour + settings.volume_usd_per_node_hour for place in places]
     known_usd = [instance.usd_per_hour for instance in state.instances.values() if instance.ended_at is None]
     came = {machine.instance_id for machine in tick.seen.machines}.difference(state.instances)
-    unseen = max(0, state.nodes.wanted * (2 if state.beside else 1) - len(known_usd) - len(came))
+    # Auto Scaling keeps the fewest workers, also after a first tick, which saw an empty group.
+    wanted = max(state.nodes.wanted, settings.min_nodes) * (2 if state.beside else 1)
+    unseen = max(0, wanted - len(known_usd) - len(came))
     return unseen * max(usd + known_usd) * hours(_silent_until(tick, since) - since)
 
 

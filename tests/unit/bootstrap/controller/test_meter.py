@@ -129,6 +129,8 @@ def test_nodes_that_no_tick_saw_in_an_outage_cost_their_lease_at_their_places_pr
     # Workers may outlive a lease, but are not as many as their policies may want at most.
     few = replace(lone, nodes=NodeCounts(wanted=2))
     assert later(few, 23 * HOUR, mode="workers").spent_usd == pytest.approx(10 + 2 * 230)
+    first = replace(few, nodes=NodeCounts())
+    assert later(first, 23 * HOUR, mode="workers", min_nodes=2).spent_usd == pytest.approx(10 + 2 * 230)
 
 
 def test_a_node_of_another_lifecycle_than_the_plan_has_now_keeps_its_price() -> None:
