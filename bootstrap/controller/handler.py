@@ -105,8 +105,8 @@ class _Run:
                     return kept, decision
             # The other stacks count no more than a silent controller's nodes, so the state ages, too, and the lease of
             # their nodes ends.
-            grow_none = [it for it in decision.actions if not getattr(it.action, "parameters", {}).get("MaxSize")]
-            self._act(grow_none)
+            sizes = [(it, getattr(it.action, "parameters", {})) for it in decision.actions]
+            self._act([it for it, size in sizes if not size.get("MaxSize") or size.get("DesiredCapacity") == 0])
             raise TickError(f"no node was asked for, as the stack's row was not written: {self.row_error}")
         except (FormatError, ClientError, TickError) as error:
             # `gpufleet status` says why, as long as no node lives, whose lease a newer state would renew.

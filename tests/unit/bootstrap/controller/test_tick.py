@@ -408,7 +408,13 @@ def test_a_shared_ceiling_that_s3_refuses_starts_no_node_and_status_says_why(
     refuse(monkeypatch, s3, operation, "AccessDenied", message=denied, bucket="team")
     with pytest.raises((TickError, ClientError)):
         stack.tick()
-    assert stack.read_text() == written
+    assert stack.group.desired_capacity == 3 and stack.read_text() == written
+    # Nodes end, also where the plan has another size.
+    stack.config = replace(stack.config, node_count=5)
+    stack.ask("stop")
+    with pytest.raises((TickError, ClientError)):
+        stack.tick()
+    assert (stack.group.desired_capacity == 0) is (operation == "put_object")
 
 
 def test_a_run_that_ended_keeps_its_reason_until_a_person_asks_it_to_go_on(
