@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
-METHODS = ("full", "lora", "qlora")
+Method = Literal["full", "lora", "qlora"]
+METHODS = get_args(Method)
 # Methods without an estimate of their own, and what is possible: docs/models.md, "Preference training".
 _PAIRS = (
     "plan it as full or lora over the tokens of both answers of each pair: the frozen reference's forward pass adds a "
@@ -23,7 +24,8 @@ _SAMPLES = (
 OTHER_METHODS = {"dpo": _PAIRS, "ipo": _PAIRS, "kto": _PAIRS, "grpo": _SAMPLES, "ppo": _SAMPLES, "rloo": _SAMPLES}
 # Projections with adapters: all of each layer (QLoRA, section 4: attention's alone do not reach full fine-tuning), or
 # attention's.
-TARGETS = ("all", "attention")
+Target = Literal["all", "attention"]
+TARGETS = get_args(Target)
 FROZEN = r"^(none|embedding|[1-9][0-9]{0,2})$"
 
 # bf16 parameters, gradients and moments; bf16 alone is mixed precision, with 32-bit weights.
@@ -45,10 +47,10 @@ class FineTuning:
         frozen: none; embedding; or a number of first layers, which the embedding is frozen with.
     """
 
-    method: str = "full"
+    method: Method = "full"
     lora_rank: int = 16
     lora_alpha: int = 32
-    lora_targets: str = "all"
+    lora_targets: Target = "all"
     frozen: str = "none"
 
     @property

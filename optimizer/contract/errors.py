@@ -69,6 +69,7 @@ class DataStaleError(DataMissingError):
 _WRONG = {
     "missing": "missing",
     "extra_forbidden": "no such key",
+    "unexpected_keyword_argument": "no such key",
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be below {lt}",
@@ -80,7 +81,8 @@ _WRONG = {
 _KINDS = {
     "int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false",
     "string": "a text", "list": "a list", "tuple": "a list", "dict": "a mapping", "model": "a mapping",
-    "date": "a date", "datetime": "a time with its zone", "timezone": "a time with its zone", "path": "a path",
+    "dataclass": "a mapping", "date": "a date", "datetime": "a time with its zone", "timezone": "a time with its zone",
+    "path": "a path",
 }  # fmt: skip
 
 

@@ -35,6 +35,8 @@ def test_an_answer_and_its_plans_are_valid(
     assert answer["plans"] or (code == 3 and answer["nearest"] and answer["rejected"])
     for plan in answer["plans"]:
         validators["plan"].validate(plan)
+        with pytest.raises(ValidationError, match="'dpo' is not one of"):
+            validators["plan"].validate(plan | {"job": plan["job"] | {"tuning": {"method": "dpo"}}})
     with pytest.raises(ValidationError, match="'invented' was unexpected"):
         validators["answer"].validate(answer | {"invented": 1})
 
