@@ -45,9 +45,10 @@ LEAVING_POLL_S = 0.1
 # signal: torchrun's 30 s were most of a restart. A manifest can still be written; a save that lacks the dead
 # rank's word cannot become a checkpoint however long its peers live. Workers that leave after a notice have the 30 s.
 STOP_S = 1
-# A launcher ends its other ranks, for torchrun's 30 s at most, and then itself after a rank's fault. One that lives
-# longer has handled it, as a program that tries other settings, and what ends it later is another matter.
-FAULT_S = 60.0
+# After a rank's fault a launcher ends the others, DeepSpeed's each in turn for 30 s, and then itself
+# (https://github.com/deepspeedai/DeepSpeed/blob/v0.18.2/deepspeed/launcher/launch.py). One that lives longer has
+# handled it, as a program that tries other settings, and what ends it later is another matter.
+FAULT_S = 300.0
 
 
 class FleetAgent(LocalElasticAgent):
