@@ -364,17 +364,18 @@ def test_a_save_that_fails_is_told_and_the_next_one_counts(
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "model").write_bytes(b"x")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    for step in (1, 2):
+    for step in (1, 2, 3):
         with monkeypatch.context() as full:
-            if step == 1:
-                full.setattr(EngineFiles, "upload", fail)
+            if step != 2:
+                full.setattr(EngineFiles, "upload" if step == 1 else "prune", fail)
             run.end_step(step, is_last=False)
             run.saved(step, tmp_path / "state")
-        assert run.is_saved is (step == 2)
-    assert "NOT safe, training goes on: rank 0: [Errno 28] full" in caplog.text and steps(tmp_path / "store") == [2]
+        assert run.is_saved is (step != 1)
+    assert "NOT safe, training goes on: rank 0: [Errno 28] full" in caplog.text and steps(tmp_path / "store") == [3, 2]
+    assert "old checkpoints are not deleted: [Errno 28] full" in caplog.text, "the new one is safe all the same"
     run.finish()
 
 
