@@ -354,7 +354,7 @@ def _graphs(row: Row, setup: Setup) -> Graphs:
         is_whole = grid.tensor == grid.pipeline == 1 and grid.sharding != types.ZERO3
     is_whole &= setup.recipe.framework == "nemo" and setup.hardware.gpu.architecture.startswith("Blackwell")
     given = row.cuda_graphs
-    if not (is_whole or "CUDA graphs" in row.uncertain if given is None else given):
+    if not (is_whole or bool(re.search("(^|; ?)CUDA graphs", row.uncertain)) if given is None else given):
         return "none"
     return "whole" if not mixture else "fused" if is_whole else "part"
 

@@ -141,6 +141,7 @@ def test_cuda_graphs_are_those_of_the_cell_the_remark_or_nvidias_recipe() -> Non
         assert replays(**change) == "none", change
     mixture = {"model": "qwen3-30b-a3b", "expert_parallel": 8}
     assert replays(**mixture) == replays(**mixture, date="2026-04") == "none"
+    assert replays(**mixture, uncertain="recomputes mlp; no CUDA graphs") == "none"
     assert replays(**mixture, cuda_graphs=1) == replays(**mixture, uncertain="CUDA graphs; x", cuda_graphs="") == "part"
     assert (
         replays(**mixture, date="2026-06") == replays(**mixture, date="2026-08", gpus=72, gpus_per_node=72) == "fused"
