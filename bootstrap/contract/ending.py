@@ -53,7 +53,7 @@ class EndLeaving(_OfInstance):
 
 
 class EndStaying(_OfInstance):
-    """End an instance that Auto Scaling does not end; it still saves."""
+    """End an instance that Auto Scaling does not end by itself; it still saves, and the group keeps its size."""
 
 
 class GiveBack(_OfInstance):

@@ -231,6 +231,15 @@ def test_a_node_saves_and_is_replaced_before_its_maintenance_where_the_run_lasts
     assert (world.known.interruptions, world.known.unfit_nodes) == (0, 0)
 
 
+def test_workers_at_their_smallest_size_are_replaced_before_maintenance() -> None:
+    world = World(settings(mode="workers", min_nodes=2), min_size=2, sizes={OWN: 2})
+    world.run(10)
+    first, second = world.in_service()
+    world.maintenance = {first: world.now + timedelta(hours=6)}
+    world.run(15)
+    assert first not in world.in_service() and second in world.in_service() and len(world.in_service()) == 2
+
+
 def test_nodes_that_fail_their_tests_are_bounded() -> None:
     world = World(settings(), boot=None)
     world.run_until("unfit")

@@ -418,7 +418,8 @@ class World:
                 self.nodes[action.instance_id].state = "Terminating:Wait"
                 self.nodes[action.instance_id].leaving_at = self.now
         elif isinstance(action, EndStaying):
-            assert (self.nodes[action.instance_id].state, self.sizes.get(place, 0)) == ("InService", 0)
+            assert self.nodes[action.instance_id].state == "InService"
+            assert self.config.mode == "workers" or not self.sizes.get(place, 0)
             self.nodes[action.instance_id].state = "Terminating:Wait"
             self.nodes[action.instance_id].leaving_at = self.now
         elif isinstance(action, EndLeaving):
