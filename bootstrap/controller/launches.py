@@ -38,7 +38,7 @@ POOL_EMPTY = frozenset(
 # The account's quota, subnet or reservation has no room:
 # https://github.com/aws/karpenter-provider-aws/blob/main/pkg/errors/errors.go
 _NO_ROOM = re.compile(r"\w+(Limit|Count|Capacity)Exceeded|InsufficientFreeAddressesInSubnet")
-# As with every server error, AWS has not decided whether nodes come: the same token asks again.
+# AWS has not decided whether nodes come, as with every server error: the same token asks again.
 _PASSING = frozenset({"IdempotentCallInProgress", "RequestLimitExceeded", "Throttling", "ThrottlingException"})
 
 

@@ -50,7 +50,7 @@ class RegionAnswer:
 
     @property
     def notes(self) -> list[str]:
-        """What could not be used."""
+        """Sources and rows that were not used, in words."""
         return [*map(str, self.skipped), *(f"{failure}; the last good data stays" for failure in self.failures)]
 
     def was_read(self) -> bool:
