@@ -63,7 +63,10 @@ def field_options(*names: str) -> Callable[[F], F]:
                 text += f" {'Some' if is_list else 'One'} of {', '.join(values)}."
             if default and default is not PydanticUndefined:
                 text += f"  [default: {', '.join(default) if is_list else default}]"
-            settings: dict[str, Any] = {"metavar": "N"} if re.match(r"(<class ')?(int|float)\b", kind) else {}
+            # A flag drops its field's unit, so its value has it.
+            unit = {"usd": "USD", "hours": "48h|3d"}.get(name.rpartition("_")[2])
+            unit = unit or ("N" if re.match(r"(<class ')?(int|float)\b", kind) else None)
+            settings: dict[str, Any] = {"metavar": unit} if unit else {}
             settings |= {"multiple": True, "callback": _split, "metavar": "A,B,..."} if is_list else {}
             settings |= {"is_flag": True, "default": None} if field.annotation is bool else {}
             option = click.Option if name in _USUAL else FurtherOption
