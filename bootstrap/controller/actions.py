@@ -63,8 +63,7 @@ def _of_group(tick: Tick, state: ControllerState, group: AutoScalingGroup, place
     gone = _leaving_now(tick, state, place, group) if place else []
     protected = [] if is_wanted else lift_protection(group.members)
     sizes = _sizes(tick, state, group, place, gone)
-    # Workers are replaced: a group at its smallest size refuses to give one back
-    # (https://github.com/buildkite/elastic-ci-stack-for-aws/issues/1261).
+    # Workers are replaced: their group may not shrink (https://github.com/buildkite/elastic-ci-stack-for-aws/issues/1261).
     actions += [(GiveBack if tick.settings.mode == "training" else EndStaying)(instance_id=key) for key in gone]
     if protected:
         # Again: the node entered service, protected, after the size was set.

@@ -34,11 +34,10 @@ class Clients:
         # "max_attempts" would not count the first: https://docs.aws.amazon.com/boto3/latest/guide/retries.html
         retries: Any = {"mode": "standard", "total_max_attempts": 3}
         config = Config(region_name=region, connect_timeout=3, read_timeout=8, retries=retries)
-        names = ("autoscaling", "ec2", "s3", "sqs", "cloudwatch")
         patient = config.merge(Config(read_timeout=20, retries={"mode": "standard", "total_max_attempts": 1}))
         return cls(
             launching=session.client("autoscaling", config=patient),
-            **{name: session.client(name, config=config) for name in names},
+            **{name: session.client(name, config=config) for name in ("autoscaling", "ec2", "s3", "sqs", "cloudwatch")},
         )
 
 

@@ -29,8 +29,7 @@ def must_end(tick: Tick, state: ControllerState) -> tuple[Phase, str] | None:
     if reported := _reported_end(tick, state):
         return reported
     # Bad nodes happen; a bad image or code fails all.
-    limit = 3 + settings.node_count // 10
-    if state.unfit_nodes > limit:
+    if state.unfit_nodes > 3 + settings.node_count // 10:
         fault = next((machine.launch_fault for machine in tick.seen.machines if machine.launch_fault), "")
         failed = "set-up or tests: see the log streams node-init/ of the stack's log group"
         failed = f"launch ({fault}): see docs/quick-start.md" if fault else failed

@@ -148,8 +148,7 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
     leaving = {key for group in seen.groups.values() for key in group.in_state(LEAVING)}
     interrupted = seen.interrupted | {machine.instance_id for machine in seen.machines if machine.reclaimed}
     instances: dict[str, MeteredInstance] = {}
-    passed = False
-    unfit = interruptions = 0
+    passed, unfit, interruptions = False, 0, 0
     for key, old in state.instances.items():
         report, new = seen.reports.get(key), old
         # A report of another run is old.
