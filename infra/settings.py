@@ -213,7 +213,7 @@ class StackSettings(_Model):
 
     @property
     def own_endpoints(self) -> tuple[str, ...]:
-        """Those that the stack makes, in a VPC of its own."""
+        """Endpoints that the stack makes, in a VPC of its own."""
         return () if self.vpc_id else self.reached
 
     @property

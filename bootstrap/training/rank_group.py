@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from bootstrap.training.environment import positive_number
 from bootstrap.training.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -50,10 +51,10 @@ class RankGroup:
 
     def _refuse_one_node_of_several(self) -> None:
         """Refuse ranks that all run on this node of a gang, as of mp.spawn: no variable tells the agent of them."""
-        nodes, slots = (int(os.environ.get(f"GPUFLEET_{name}") or 1) for name in ("NODE_COUNT", "GPUS_PER_NODE"))
+        nodes, slots = (positive_number(f"GPUFLEET_{name}", "a count") or 1 for name in ("NODE_COUNT", "GPUS_PER_NODE"))
         if nodes > 1 and slots <= self.world_size < nodes * slots and len(set(self.gather(socket.gethostname()))) == 1:
             raise ConfigurationError(
-                f"all {self.world_size} ranks of this training run on one of {nodes} nodes: each node would train by "
+                f"all {self.world_size} ranks of this training run on one of {nodes:.0f} nodes: each would train by "
                 "itself, into one store. Give the script alone, which the nodes start under torchrun (docs/engines.md)"
             )
 
