@@ -1,6 +1,6 @@
 """Cost of a checkpoint of SpotTolerantRun.
 
-    torchrun --nproc-per-node 2 -m tests.benchmarks.measure_checkpoint FOLDER [--modes ddp fsdp] [--saves 3] [--tiny]
+    torchrun --nproc-per-node 2 -m tests.benchmarks.measure_checkpoint FOLDER [--modes ddp fsdp] [--saves 3] [--fused] [--tiny]
 
 A Llama of 1.2e9 parameters (fp32, AdamW: 13.5 GiB of state) trains with DDP and with FSDP2. Prints one JSON object a
 mode: seconds that all steps of the window after a save took longer than the median before it (largest over the ranks),
@@ -68,7 +68,7 @@ class Bench:
             ids = [device.index] if device.type == "cuda" else None
             self.model = nn.parallel.DistributedDataParallel(inner, device_ids=ids, gradient_as_bucket_view=True)
         self.inner = inner
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device.type == "cuda" or None)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=options.fused or None)
         shape = (2, 16) if options.tiny else (options.batch, 2048)
         self.ids = torch.randint(0, size["vocab_size"], shape, device=device)
         self.step()  # makes the optimizer's states
@@ -287,6 +287,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=22, help="9 with --batch 10: one GPU as one rank of two")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--read-in-forward", action="store_true", help="leave the mask's read of the GPU in the model")
+    parser.add_argument("--fused", action="store_true", help="AdamW(fused=True), which leaks with FSDP2")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {os.environ.get('RANK', '0')} %(message)s")
