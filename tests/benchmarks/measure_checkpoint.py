@@ -1,6 +1,6 @@
 """Cost of a checkpoint of SpotTolerantRun.
 
-    torchrun --nproc-per-node 2 -m tests.benchmarks.measure_checkpoint FOLDER [--modes ddp fsdp] [--saves 3] [--fused] [--tiny]
+    torchrun --nproc-per-node 2 -m tests.benchmarks.measure_checkpoint FOLDER [--modes ddp fsdp] [--saves 3] [--fused]
 
 A Llama of 1.2e9 parameters (fp32, AdamW: 13.5 GiB of state) trains with DDP and with FSDP2. Prints one JSON object a
 mode: seconds that all steps of the window after a save took longer than the median before it (largest over the ranks),
