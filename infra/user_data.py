@@ -86,7 +86,9 @@ def environment_file(variables: Mapping[str, object]) -> str:
     texts = {name: str(value) for name, value in variables.items()}
     for name, text in texts.items():
         if not text.isprintable():
-            raise ValueError(f"{name} has a line break or control character: {text!r}")
+            raise ValueError(
+                f"{name} has a line break or control character, {text!r}: let bash run.sh have a command's lines"
+            )
     return "".join(f"{name}={shlex.quote(text)}\n" for name, text in texts.items())
 
 

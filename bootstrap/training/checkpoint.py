@@ -28,7 +28,7 @@ from bootstrap.contract.checkpoint import (
 )
 from bootstrap.training.checksum import matches
 from bootstrap.training.errors import CheckpointError, InvalidCheckpoint, tells_full_disk
-from bootstrap.training.facts import facts_of
+from bootstrap.training.facts import facts_of, is_same_fact
 from bootstrap.training.index import Extent, Index
 from bootstrap.training.stores.base import Store
 
@@ -161,7 +161,7 @@ class CommittedFolders(Generic[M]):
         different = [
             f"{name} is {self.facts[name]!r:.100}, and was {value!r:.100}"
             for name, value in manifest.run_facts.items()
-            if name in self.facts and self.facts[name] != value
+            if name in self.facts and not is_same_fact(self.facts[name], value)
         ]
         return ", ".join(different[:3])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,18 @@ def config_facts(config: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         elif name not in _ABOUT:
             facts[prefix + name] = value
     return facts
+
+
+def is_same_fact(own: Any, saved: Any) -> bool:
+    """True where a fact is as before.
+
+    A function of a schedule (``schedule_of``) may have another name, or, by another Python, another code.
+    """
+    if own == saved or not (isinstance(own, str) and isinstance(saved, str) and "LambdaLR(" in own):
+        return bool(own == saved)
+    words, before = (re.split(r"[(), ]+", text) for text in (own, saved))
+    is_alike = all({*word.split("#")} & {*was.split("#")} for word, was in zip(words, before, strict=False))
+    return is_alike and len(words) == len(before)
 
 
 def digest(files: Iterable[Path]) -> str:

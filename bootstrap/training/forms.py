@@ -7,7 +7,8 @@ buffer made or grown by a forward pass, a backbone unfrozen), and a resume chang
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -24,16 +25,31 @@ Forms = Mapping[str, Form | None]
 logger = logging.getLogger(__name__)
 # Larger ones are masks, which do not change.
 PASSING_BYTES = 2**20
+# Time between two looks at the forms, over that of one.
+LOOK_FACTOR = 200
 
 
 def warn_of_untakeable(problem: str, before: str, rank: int) -> str:
-    """Say once, with the first checkpoint of a form that no new start can take, why; returns ``problem``."""
+    """Say once why no new start can take the form that a run has made; returns ``problem``."""
     if problem and problem != before and rank == 0:
         logger.error(
-            "no new start of this script can take this checkpoint or a later one: %s. Make the change before the run "
-            "is entered", problem,
+            "no new start of this script can take a checkpoint from now on: %s. Make the change before the run is "
+            "entered", problem,
         )  # fmt: skip
     return problem
+
+
+def paced(look: Callable[[], object]) -> Callable[[], None]:
+    """Return ``look`` as a function for each step, which takes no more than a part of the time."""
+    due = 0.0
+
+    def look_if_due() -> None:
+        nonlocal due
+        if (began := time.monotonic()) >= due:
+            look()
+            due = (LOOK_FACTOR + 1) * time.monotonic() - LOOK_FACTOR * began
+
+    return look_if_due
 
 
 @cache
@@ -72,19 +88,24 @@ class ModuleForms:
         """Kind of the tensor at ``key``."""
         return self._kinds.get(key, "buffer")
 
-    def changes(self) -> dict[str, Any]:
+    def born(self) -> dict[str, Form | None]:
+        """Forms at the start of what has another now."""
+        now = self.now()
+        return {key: self._born.get(key) for key in {**self._born, **now} if self._born.get(key) != now.get(key)}
+
+    def changes(self, *, warns: bool) -> dict[str, Any]:
         """Changes since the start, as plain values: what each changed tensor was, and which parameters train now."""
-        now, passing = self.now(), dict(self._passing_buffers() if self._passing else ())
+        passing = dict(self._passing_buffers() if self._passing else ())
         for key, was in self._passing.items():
-            if key in passing and not torch.equal(passing[key].detach().cpu(), was):
+            if warns and key in passing and not torch.equal(passing[key].detach().cpu(), was):
                 logger.warning(
                     "%s is not persistent, and steps change it: no checkpoint holds it. Where the loss depends on its "
                     "value, register it with persistent=True", key,
                 )  # fmt: skip
         self._passing = {}  # said with the first checkpoint, or never
         return {
-            "ties": ties_of(now),
-            "born": {key: self._born.get(key) for key in {**self._born, **now} if self._born.get(key) != now.get(key)},
+            "ties": ties_of(self.now()),
+            "born": self.born(),
             "trains": {key: p.requires_grad for key, p in self._parameters() if p.requires_grad != self._was(key)},
         }
 

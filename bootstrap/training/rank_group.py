@@ -52,7 +52,7 @@ class RankGroup:
     def _refuse_one_node_of_several(self) -> None:
         """Refuse ranks that all run on this node of a gang, as of mp.spawn: no variable tells the agent of them."""
         nodes, slots = (positive_number(f"GPUFLEET_{name}", "a count") or 1 for name in ("NODE_COUNT", "GPUS_PER_NODE"))
-        if nodes > 1 and slots <= self.world_size < nodes * slots and len(set(self.gather(socket.gethostname()))) == 1:
+        if nodes > 1 and self.world_size < nodes * slots and len(set(self.gather(socket.gethostname()))) == 1:
             raise ConfigurationError(
                 f"all {self.world_size} ranks of this training run on one of {nodes:.0f} nodes: each would train by "
                 "itself, into one store. Give the script alone, which the nodes start under torchrun (docs/engines.md)"

@@ -24,6 +24,7 @@ from bootstrap.training.data_ranks import DataRanks, refuse_other_layout
 from bootstrap.training.environment import checkpoint_interval, positive_number
 from bootstrap.training.errors import ConfigurationError, Interrupted
 from bootstrap.training.facts import facts_of
+from bootstrap.training.forms import paced
 from bootstrap.training.leaving import Heartbeat, leave_together
 from bootstrap.training.ledger import Ledger, process_started_at
 from bootstrap.training.loading import Resume
@@ -153,6 +154,7 @@ class SpotTolerantRun:
         self._is_frozen: bool | None = None  # None: undecided
         self._warns = scaler is None and self._ranks.rank == 0 and bool(self._state.steppers)
         self._versions: int | None = None  # sum over the parameters after a step without an optimizer's
+        self._look = paced(self._state.look)
         self._is_entered = self._ends = self._is_in_loop = False
         self.step = 0
 
@@ -321,6 +323,7 @@ class SpotTolerantRun:
         self._ledger.progress(self.step)
         if self._ranks.rank == 0:
             self._progress.update(self.step)
+        self._look()
         self._beat(f"agreeing after step {self.step}")
         self._act(self._agreement.exchange(now=is_last), is_last=is_last)
         if is_last:

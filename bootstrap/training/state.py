@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.forms import AS_BEFORE, Form, ModuleForms, form_of, plain_name, ties_of
+from bootstrap.training.facts import is_same_fact
+from bootstrap.training.forms import (
+    AS_BEFORE,
+    Form,
+    ModuleForms,
+    form_of,
+    plain_name,
+    ties_of,
+    warn_of_untakeable,
+)
 from bootstrap.training.index import SavedTensor
 from bootstrap.training.optimizer_states import OptimizerStates, is_zero_redundancy
 from bootstrap.training.tensors import (
@@ -79,6 +89,7 @@ class TrainingState:
                 )
         self._trained: set[str] = set()
         self._versions: dict[str, int] = {}
+        self._said = ""
         self.resolve()
 
     @property
@@ -180,16 +191,29 @@ class TrainingState:
         }
         sharded = sorted(self._sharded.keys() - self._born_sharded)
         schedules = {name: kind for name, part in self.parts.items() if (kind := schedule_of(part))}
-        return {**self._forms.changes(), "groups": groups, "sharded": sharded, "schedules": schedules}
+        return {
+            **self._forms.changes(warns=not self._rank),
+            "groups": groups,
+            "sharded": sharded,
+            "schedules": schedules,
+        }
 
     def problem(self, changes: Mapping[str, Any]) -> str:
-        """Say why no new start of this script could take a checkpoint of now; empty where it can."""
+        """Say once why no new start of this script could take a checkpoint of now; empty where it can, and later."""
+        problem = self._forms.problem(None, changes["born"]) if changes["born"] else ""
+        if new := [key for key in changes["sharded"] if self._like(key, self._sharded[key]) is None]:
+            problem = f"{new[0]} is sharded over the ranks, and no parameter has its shape to lay it out like"
         for optimizer in self.optimizers.values():
             if lost := optimizer.unknown():
-                return f"the optimizer has a parameter of shape {lost[0]} that the model has no longer"
-        if new := [key for key in changes["sharded"] if self._like(key, self._sharded[key]) is None]:
-            return f"{new[0]} is sharded over the ranks, and no parameter has its shape to lay it out like"
-        return self._forms.problem(None, changes["born"]) if changes["born"] else ""
+                problem = f"the optimizer has a parameter of shape {lost[0]} that the model has no longer"
+        is_new, self._said = problem != self._said, problem or self._said
+        return problem if is_new else ""
+
+    def look(self) -> None:
+        """Warn where a step has made what no new start of this script could take, before a checkpoint has it."""
+        if self._is_stale():
+            self.resolve()
+        warn_of_untakeable(self.problem({"born": self._forms.born(), "sharded": ()}), "", self._rank)
 
     def _like(self, key: str, shape: tuple[int, ...]) -> DTensor | None:
         """Sharded parameter of a shape, whose layout a tensor that a part makes late has; that of its name first."""
@@ -243,7 +267,8 @@ class TrainingState:
         """
         schedules = changes.get("schedules", {})
         for name, part in self.parts.items():
-            if (own := schedule_of(part)) != schedules.get(name, own):
+            own = schedule_of(part)
+            if not is_same_fact(own, schedules.get(name, own)):
                 raise ConfigurationError(
                     f"{name} is {own or type(part).__name__}, and the checkpoint's {schedules[name]}: take the one of "
                     "before, or use a new store"
@@ -373,13 +398,16 @@ def buffer_key(rank: int, name: str, buffer: torch.Tensor) -> str:
 
 
 def schedule_of(part: Any) -> str:
-    """Class of a torch scheduler, those within it and its functions' names, as no state tells; empty for others."""
+    """Class of a torch scheduler, those within it, its functions' names and code, as no state tells; else empty."""
     part = getattr(part, "scheduler", part)  # in accelerate's wrapper
     if not isinstance(part, torch.optim.lr_scheduler.LRScheduler):
         return ""
     functions = [getattr(function, "func", function) for function in getattr(part, "lr_lambdas", ())]
     inner = [schedule_of(own) for own in getattr(part, "_schedulers", ())]
-    inner += [getattr(function, "__name__", type(function).__name__) for function in functions]
+    for function in functions:
+        name, code = getattr(function, "__name__", type(function).__name__), getattr(function, "__code__", None)
+        numbers = [value for value in code.co_consts if isinstance(value, int | float)] if code else []
+        inner.append(f"{name}#{zlib.crc32(repr((code.co_code, numbers)).encode()):08x}" if code else name)
     return f"{type(part).__name__}({', '.join(inner)})"
 
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from bootstrap.training.environment import checkpoint_interval
 from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
-from bootstrap.training.forms import ModuleForms, warn_of_untakeable
+from bootstrap.training.forms import ModuleForms, paced, warn_of_untakeable
 from bootstrap.training.integrations.engine_files import EngineFiles, EngineManifest, Fetched
 from bootstrap.training.leaving import Heartbeat, leave_together
 from bootstrap.training.ledger import Ledger, process_started_at
@@ -87,6 +87,7 @@ class EngineRun:
         self._told: dict[str, Any] = {}  # changes of the model, in the fetched checkpoint
         self._groups: list[list[list[str]]] = []  # of each optimizer at this start
         self._problem = ""
+        self._look = paced(self._warn)
 
     @functools.cached_property
     def fetched(self) -> Fetched | None:
@@ -146,17 +147,22 @@ class EngineRun:
         ]
 
     def _tell_changes(self, folder: Path) -> None:
-        """Write what the run changed into the engine's checkpoint, and warn where no resume can take it."""
+        """Write what the run changed into the engine's checkpoint."""
+        self._warn()
         if self._forms is None:
             return
-        changes, now, groups = self._forms.changes(), self._forms.now(), self._group_names(self._optimizers)
-        problem = self._forms.problem(None, changes["born"])
-        if groups != self._groups and not all(map(_takes_groups, self._optimizers)):
-            problem = problem or "the optimizer has other parameter groups than at the start"
-        self._problem = warn_of_untakeable(problem, self._problem, self._ranks.rank)
+        changes, now = self._forms.changes(warns=not self._ranks.rank), self._forms.now()
+        groups = self._group_names(self._optimizers)
         if self._ranks.local_rank == 0 and (changes["born"] or changes["trains"] or groups != self._groups):
             told = {**changes, "now": {key: now.get(key) for key in changes["born"]}, "groups": groups}
             torch.save(told, folder / CHANGES_FILE)
+
+    def _warn(self) -> None:
+        """Warn where no resume can take what the run has made of the model or of the optimizers' groups."""
+        problem = self._forms.problem(None, self._forms.born()) if self._forms else ""
+        if self._group_names(self._optimizers) != self._groups and not all(map(_takes_groups, self._optimizers)):
+            problem = problem or "the optimizer has other parameter groups than at the start"
+        self._problem = warn_of_untakeable(problem, self._problem, self._ranks.rank)
 
     def start(
         self, step: int, *, global_batch: int, order: Mapping[str, Any],
@@ -224,6 +230,7 @@ class EngineRun:
     def end_step(self, step: int, *, is_last: bool) -> StepDecision:
         """Agree with the other ranks after ``step`` steps; ``save`` is True at most once a step."""
         before, self.step = self.step, step
+        self._look()
         self.ledger.progress(step)
         if self._ranks.rank == 0:
             self._progress.update(step)

@@ -22,11 +22,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from bootstrap.training import Interrupted, SpotTolerantRun, Watcher, tensors
+from bootstrap.training import Interrupted, SpotTolerantRun, Watcher, forms, tensors
 from bootstrap.training.checkpoint import StoredCheckpoints
 from bootstrap.training.errors import CheckpointError, ConfigurationError
+from bootstrap.training.facts import is_same_fact
 from bootstrap.training.ledger import read_ledger
 from bootstrap.training.notices import Notice
+from bootstrap.training.state import schedule_of
 from bootstrap.training.stores import LocalStore, open_store
 from tests.unit.bootstrap.training.conftest import BUCKET
 
@@ -558,8 +560,9 @@ def test_ranks_that_are_all_on_one_node_of_several_are_refused(tmp_path: Path, m
     monkeypatch.setenv("GPUFLEET_NODE_COUNT", "2")
     with pytest.raises(ConfigurationError, match="all 1 ranks of this training run on one of 2 nodes"):
         Training(str(tmp_path))
-    monkeypatch.setenv("GPUFLEET_GPUS_PER_NODE", "8")  # a smaller world may prepare data
-    Training(str(tmp_path))
+    monkeypatch.setenv("GPUFLEET_GPUS_PER_NODE", "8")  # python train.py on each node
+    with pytest.raises(ConfigurationError, match="all 1 ranks"):
+        Training(str(tmp_path))
 
 
 def test_a_run_that_is_refused_leaves_nothing_that_ends_the_process(
@@ -650,6 +653,26 @@ def test_another_schedule_is_refused(tmp_path: Path) -> None:
         train(chained(partial(schedulers.StepLR, step_size=1)), 6)
     with pytest.raises(ConfigurationError, match="scheduler is LambdaLR"):
         train(partial(schedulers.LambdaLR, lr_lambda=lambda step: 1.0), 6)
+
+
+def test_a_schedule_whose_function_has_another_name_is_the_same() -> None:
+    def schedule(function: Callable[[int], float]) -> str:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+        return schedule_of(torch.optim.lr_scheduler.LambdaLR(optimizer, partial(function)))
+
+    def warm(step: int) -> float:
+        return min(1.0, step / 9)
+
+    def rise(step: int) -> float:
+        return min(1.0, step / 9)
+
+    def fall(step: int) -> float:
+        return min(1.0, step / 7)
+
+    assert is_same_fact(schedule(warm), schedule(rise)) and not is_same_fact(schedule(warm), schedule(fall))
+    earlier = "LambdaLR(warm)"  # a checkpoint of before the code counted, and one of another Python
+    assert is_same_fact(schedule(warm), earlier) and is_same_fact(schedule(warm), "LambdaLR(warm#01234567)")
+    assert not is_same_fact(schedule(rise), earlier) and not is_same_fact("a#1", "a#2")
 
 
 def test_checkpoint_from_elsewhere_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -899,9 +922,11 @@ def test_state_that_a_run_makes_and_changes_is_made_again_by_a_resume(
     assert "no new start" not in caplog.text
 
 
-def test_a_change_that_no_start_can_make_is_told_with_its_first_checkpoint(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_change_that_no_start_can_make_is_told_before_a_checkpoint_has_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(forms, "LOOK_FACTOR", 0)
+
     def train(steps: int, wide: bool, at_step: Callable[[int, Any, Any], None]) -> None:
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 9 if wide else 8))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # states of replaced parameters stay
@@ -913,8 +938,8 @@ def test_a_change_that_no_start_can_make_is_told_with_its_first_checkpoint(
                 optimizer.step()
 
     def widen(step: int, model: Any, optimizer: Any) -> None:
-        assert ("no new start of this script" in caplog.text) == (step > 3)
-        if step == 3:
+        assert ("no new start of this script" in caplog.text) == (step > 4)
+        if step == 4:
             model[1] = nn.Linear(8, 9)
             optimizer.param_groups[0]["params"][2:] = model[1].parameters()
 
