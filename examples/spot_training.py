@@ -105,7 +105,7 @@ class LiveRun(SimulatedRun):
         imds: LocalImds,
         steps: int,
     ) -> None:
-        prices = [[1 / JOB.price_ratio] * len(available)] * available.shape[1]
+        prices = [dict.fromkeys(range(len(available)), 1 / JOB.price_ratio)] * available.shape[1]
         super().__init__(available.tolist(), gap_hours, JOB, prices, policy, [0.0])
         self._node, self._imds, self._steps = node, imds, steps
         self._step_hours = JOB.work_hours / steps

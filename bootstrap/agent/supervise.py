@@ -127,53 +127,11 @@ def _has_credentials(node: SupervisedNode) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Result of a gang test; neither passed nor failed where there was none, which ends no node."""
+    """Result of a gang test; without a ``failure`` the gang trains."""
 
-    passed: bool = False
     failure: str = ""
     hung: bool = False  # a collective hangs though all nodes live: their software is at fault
     bad_hosts: frozenset[str] = frozenset()  # instance ids, to be replaced
-
-
-def prove_gang(node: SupervisedNode, rendezvous: Rendezvous) -> Proof:
-    """Run the test with the other nodes."""
-    settings = node.settings
-    if not rendezvous.is_host and listens(rendezvous.host_ip, settings.limits.rendezvous_port):
-        log("the others train already: this node joins them without the gang test")
-        return Proof()
-    file = settings.run_dir / "gang.json"
-    file.unlink(missing_ok=True)
-    command = [
-        "-m", "bootstrap.smoke", "gang", "--name", rendezvous.own_id,
-        "--time-limit-s", f"{settings.limits.gang_test_s:g}", "--out", str(file),
-    ]  # fmt: skip
-    torchrun = Torchrun(node, rendezvous, test=command)
-    deadline = time.monotonic() + TEST_JOIN_S + settings.limits.gang_test_s + TORCHRUN_S
-    while torchrun.runs():
-        if node.leaving() is not None or time.monotonic() >= deadline:
-            torchrun.end()
-            return Proof()
-        node.tick()
-    try:
-        report = json.loads(file.read_text(encoding="utf-8"))
-        error, hung, bad_hosts = report["error"], bool(report["hung"]), frozenset(map(str, report["bad_hosts"]))
-        missed = [test for test in report["tests"] if test["verdict"] != "pass"]
-        for test in missed:
-            log(f"gang test: {test['verdict']} {test['name']} {test['value']} {test['unit']}: {test['note']}")
-        log(f"gang test: {report['verdict']} in {report['duration_s']} s")
-        if report["passed"] is True:
-            return Proof(passed=True)
-    except (OSError, ValueError, KeyError, TypeError) as fault:
-        log(f"the gang test gave no report ({fault!r}): the gang trains without it")
-        return Proof()
-    failed = ", ".join(test["name"] for test in missed if test["verdict"] == "fail")
-    reason = f"the gang test failed: {error or failed}"
-    # Training would hang like the test, while it is paid for.
-    if error and not bad_hosts and not hung:
-        log(f"{reason}: no host is to blame, and the gang trains without it")
-        return Proof()
-    blamed = f"; bad: {', '.join(sorted(bad_hosts))}" if bad_hosts else ""
-    return Proof(failure=reason + blamed, hung=hung, bad_hosts=bad_hosts)
 
 
 class _Gang:
@@ -185,19 +143,52 @@ class _Gang:
         self._proven: frozenset[str] = frozenset()
 
     def prove(self, node: SupervisedNode, rendezvous: Rendezvous) -> Proof:
-        """Test a gang that has not passed yet with these members."""
+        """Run the test with the other nodes, where these members have not passed one yet."""
         settings = node.settings
         # Without a group nothing would replace the bad host.
-        wanted = settings.limits.gang_test_s > 0 and settings.in_group and rendezvous.members != self._proven
-        if not wanted or node.leaving() is not None:
+        is_wanted = settings.limits.gang_test_s > 0 and settings.in_group and rendezvous.members != self._proven
+        if not is_wanted or node.leaving() is not None:
             return Proof()
-        proof = prove_gang(node, rendezvous)
-        if proof.passed:
+        if not rendezvous.is_host and listens(rendezvous.host_ip, settings.limits.rendezvous_port):
+            log("the others train already: this node joins them without the gang test")
+            return Proof()
+        file = settings.run_dir / "gang.json"
+        file.unlink(missing_ok=True)
+        command = [
+            "-m", "bootstrap.smoke", "gang", "--name", rendezvous.own_id,
+            "--time-limit-s", f"{settings.limits.gang_test_s:g}", "--out", str(file),
+        ]  # fmt: skip
+        torchrun = Torchrun(node, rendezvous, test=command)
+        deadline = time.monotonic() + TEST_JOIN_S + settings.limits.gang_test_s + TORCHRUN_S
+        while torchrun.runs():
+            if node.leaving() is not None or time.monotonic() >= deadline:
+                torchrun.end()
+                return Proof()
+            node.tick()
+        try:
+            report = json.loads(file.read_text(encoding="utf-8"))
+            error, hung, bad_hosts = report["error"], bool(report["hung"]), frozenset(map(str, report["bad_hosts"]))
+            missed = [test for test in report["tests"] if test["verdict"] != "pass"]
+            for test in missed:
+                log(f"gang test: {test['verdict']} {test['name']} {test['value']} {test['unit']}: {test['note']}")
+            log(f"gang test: {report['verdict']} in {report['duration_s']} s")
+            has_passed = report["passed"] is True
+        except (OSError, ValueError, KeyError, TypeError) as fault:
+            log(f"the gang test gave no report ({fault!r}): the gang trains without it")
+            return Proof()
+        if has_passed:
             self._proven, self.failures = rendezvous.members, 0
-        elif proof.failure:
-            self.failures += 1
-            self.bad_hosts |= proof.bad_hosts
-        return proof
+            return Proof()
+        failed = ", ".join(test["name"] for test in missed if test["verdict"] == "fail")
+        reason = f"the gang test failed: {error or failed}"
+        # Training would hang like the test, while it is paid for.
+        if error and not bad_hosts and not hung:
+            log(f"{reason}: no host is to blame, and the gang trains without it")
+            return Proof()
+        self.failures += 1
+        self.bad_hosts |= bad_hosts
+        blamed = f"; bad: {', '.join(sorted(bad_hosts))}" if bad_hosts else ""
+        return Proof(failure=reason + blamed, hung=hung, bad_hosts=bad_hosts)
 
 
 def _run_once(node: SupervisedNode, torchrun: Torchrun) -> tuple[int, str]:

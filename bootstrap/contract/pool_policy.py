@@ -14,16 +14,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Generic
 
-from bootstrap.contract.pools import (
-    YOUNG_S,
-    Pool,
-    PoolEvent,
-    PoolRecord,
-    Prices,
-    Prospect,
-    age_since_s,
-    rank_pools,
-)
+from bootstrap.contract.pools import YOUNG_S, Pool, PoolEvent, PoolRecord, Prospect, age_since_s, rank_pools
 from bootstrap.contract.spot_values import Terms, should_wait, spot_saving
 from bootstrap.contract.timings import ASK_AGAIN, BOOT, ENDING, HOUR, TICK
 
@@ -91,7 +82,7 @@ class RunView(Generic[Pool]):
     step_hours: float
     work_hours: float
     whole_hours: float
-    prices: Prices[Pool]
+    prices: Mapping[Pool, float]
     mode: Mode
     pool: Pool | None
     loading_hours: float

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 # Youngest age of the rate 1 / (age + YOUNG_S): Lomax distributions of shape 1, fitted to the AWS traces.
 YOUNG_S = 0.4 * 3600
@@ -28,14 +28,6 @@ _LEAST_CHANCE = 0.02
 
 # A caller's name of a pool.
 Pool = TypeVar("Pool", bound=Hashable)
-_Asked = TypeVar("_Asked", contravariant=True)
-
-
-class Prices(Protocol[_Asked]):
-    """An hour's price in each pool."""
-
-    def __getitem__(self, pool: _Asked, /) -> float:
-        """Return a pool's price."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +121,7 @@ def rank_pools(
     pools: Mapping[Pool, PoolRecord],
     now_s: float,
     *,
-    prices: Prices[Pool],
+    prices: Mapping[Pool, float],
     running_price: float | None,
     restart_s: float,
     try_s: float,

@@ -11,7 +11,7 @@ import time
 STANDARD_ERROR = 2
 # A progress bar ends its states with a carriage return, and may have no line feed for hours.
 LINE_END = re.compile(rb"\r?\n|\r")
-# Longer lines are split: an event of CloudWatch Logs holds 256 KB.
+# Longer lines are split: older CloudWatch agents cut 256 KB (https://github.com/aws/amazon-cloudwatch-agent/pull/1762).
 LINE_BYTES = 48 * 2**10
 # A line without an end is passed on after this time: a bar's last state, dots, a prompt.
 QUIET_S = 5.0

@@ -105,12 +105,9 @@ class Catalog:
         return {(price.item, price.region): price for price in self.unit_prices}
 
     @cached_property
-    def _regions(self) -> tuple[str, ...]:
-        return tuple(sorted({offer.region for offer in self.offers}))
-
     def regions(self) -> tuple[str, ...]:
         """Regions with an offer, sorted."""
-        return self._regions
+        return tuple(sorted({offer.region for offer in self.offers}))
 
     def instance_type(self, name: str) -> InstanceType:
         """Facts of one type; InvalidInputError where it is unknown."""
@@ -136,8 +133,8 @@ class Catalog:
 
     def check_region(self, region: str) -> str:
         """Return ``region`` if it has an offer; InvalidInputError otherwise."""
-        if region not in self.regions():
-            raise unknown("region", region, self.regions())
+        if region not in self.regions:
+            raise unknown("region", region, self.regions)
         return region
 
     def offer(self, instance_type: str, region: str) -> Offer | None:

@@ -6,7 +6,6 @@ import fnmatch
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from optimizer.catalog.gpus import why_left_out
@@ -33,34 +32,31 @@ def parse_range(text: str) -> Range:
     return least, greatest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Filter:
-    """Conditions on offers; an empty field keeps all.
+def select(
+    catalog: Catalog,
+    *,
+    gpus: Sequence[str] = (),
+    count: Range = ANY,
+    memory_gib: Range = ANY,
+    regions: Sequence[str] = (),
+    types: Sequence[str] = (),
+) -> list[Offer]:
+    """Offers that meet all conditions, in the catalog's order; InvalidInputError for a name that no offer has.
 
     ``gpus`` are models ("H100") or keys ("a100-80gb"), ``regions`` and ``types`` names or shell patterns ("p5*");
     ``memory_gib`` is of one GPU, as EC2 reports it.
     """
-
-    gpus: Sequence[str] = ()
-    count: Range = ANY
-    memory_gib: Range = ANY
-    regions: Sequence[str] = ()
-    types: Sequence[str] = ()
-
-
-def select(catalog: Catalog, conditions: Filter) -> list[Offer]:
-    """Offers that meet all conditions, in the catalog's order; InvalidInputError for a name that no offer has."""
-    gpu_keys = catalog.gpu_keys(conditions.gpus)
-    regions = _matching("region", conditions.regions, catalog.regions())
-    types = _matching("instance type", conditions.types, [instance.name for instance in catalog.instance_types])
+    gpu_keys = catalog.gpu_keys(gpus)
+    in_regions = _matching("region", regions, catalog.regions)
+    of_types = _matching("instance type", types, [instance.name for instance in catalog.instance_types])
     return [
         offer
         for offer in catalog.offers
         if (gpu_keys is None or offer.instance.gpu.key in gpu_keys)
-        and conditions.count[0] <= offer.instance.gpu_count <= conditions.count[1]
-        and conditions.memory_gib[0] <= offer.instance.gpu_memory_gib <= conditions.memory_gib[1]
-        and (regions is None or offer.region in regions)
-        and (types is None or offer.instance.name in types)
+        and count[0] <= offer.instance.gpu_count <= count[1]
+        and memory_gib[0] <= offer.instance.gpu_memory_gib <= memory_gib[1]
+        and (in_regions is None or offer.region in in_regions)
+        and (of_types is None or offer.instance.name in of_types)
     ]
 
 

@@ -158,7 +158,7 @@ def _summary(catalog: Catalog) -> dict[str, Any]:
         "made_at": catalog.made_at.isoformat(),
         "as_of": catalog.as_of.isoformat(),
         "instance_types": len(catalog.instance_types),
-        "regions": len(catalog.regions()),
+        "regions": len(catalog.regions),
         "offers": len(catalog.offers),
         "unit_prices": len(catalog.unit_prices),
     }

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import click
 
 from optimizer.catalog import load
-from optimizer.catalog.select import ANY, Filter, PricedAs, Range, parse_range, price_of, select, sort
+from optimizer.catalog.select import ANY, PricedAs, Range, parse_range, price_of, select, sort
 from optimizer.clouds.offers import CLOUDS, CloudOffer, join_catalog, load_offers, price_notes
 from optimizer.commands.long_help import LongCommand
 from optimizer.commands.output import format_option, write_notes, write_rows, write_truer
@@ -204,8 +204,8 @@ def command(
         others = load_offers(tuple(CLOUDS) if cloud == "all" else (cloud,))
         write_notes(price_notes(others))
         catalog = join_catalog(catalog, others, aws=cloud == "all")
-    chosen = Filter(gpus=gpus, count=count, memory_gib=memory, regions=regions, types=types)
-    offers = sort(select(catalog, chosen), priced_as)
+    chosen = select(catalog, gpus=gpus, count=count, memory_gib=memory, regions=regions, types=types)
+    offers = sort(chosen, priced_as)
     if offers and priced_as != "on-demand" and not any(price_of(offer, priced_as) for offer in offers):
         raise DataMissingError(
             f"no offer of {len(offers):,} has a {priced_as} price",

@@ -76,7 +76,7 @@ class ExponentialRun(SimulatedRun):
         mode: Mode,
     ) -> None:
         losses = [random.uniform(0, job.checkpoint_hours) for _ in range(16)]
-        super().__init__([[]], 0.0, job, [[spot_price]], policy, losses)
+        super().__init__([[]], 0.0, job, [{0: spot_price}], policy, losses)
         self._delays = delays
         self._believed, self._survivors = believed, survivors
         self._random, self._means = random, (wait_hours, 1 / reclaims_per_hour if reclaims_per_hour else math.inf)
@@ -162,7 +162,7 @@ def price_policies(plan: FleetPlan) -> PolicyOutlook | None:
     falls_back = PolicyOutlook(
         policy="fallback",
         hours=plan.hours,
-        cost_usd=Spread(**{name: getattr(plan.cost_usd, name) for name in Spread.model_fields}),
+        cost_usd=_scale(plan.cost_usd, 1.0),
         expected_usd={"fallback": plan.cost_usd.expected},
         source="closed form (docs/economics.md)",
     )
@@ -182,14 +182,13 @@ def price_adaptive(plan: FleetPlan) -> PolicyOutlook | None:
 
     It and fallback are played with the same random numbers, and their difference is added to the closed form.
     """
-    prices = _prices(plan)
-    if prices is None or plan.job.deadline_hours is None or least_hours(plan) > plan.job.deadline_hours:
+    if _prices(plan) is None or plan.job.deadline_hours is None or least_hours(plan) > plan.job.deadline_hours:
         return None
-    before, after = (play_runs(plan, prices, policy) for policy in (POLICIES["fallback"], POLICIES["adaptive"]))
-    hours = _shifted([run.elapsed_hours for run in before], [run.elapsed_hours for run in after], plan.hours.expected)
-    dollars_before, dollars_after = _dollars(plan, prices, before), _dollars(plan, prices, after)
-    usd = _shifted(dollars_before, dollars_after, plan.cost_usd.expected)
-    error_usd = stdev(map(sub, dollars_after, dollars_before)) / math.sqrt(RUNS)
+    hours_before, usd_before = play_runs(plan, POLICIES["fallback"])
+    hours_after, usd_after = play_runs(plan, POLICIES["adaptive"])
+    hours = _shifted(hours_before, hours_after, plan.hours.expected)
+    usd = _shifted(usd_before, usd_after, plan.cost_usd.expected)
+    error_usd = stdev(map(sub, usd_after, usd_before)) / math.sqrt(RUNS)
     # The waits have no known error, so the 95th percentile is at least that of a run that gets no spot nodes.
     return PolicyOutlook(
         policy="adaptive",
@@ -225,13 +224,9 @@ def forecast_rest(
     if plan.spot_policy is None or whole or share <= 0:
         factor = max(share, 0.0) * (slower or 1.0)
         return _scale(planned.hours, factor), _scale(planned.cost_usd, factor)
-    prices = _prices(plan)
-    assert prices is not None
-    runs = play_runs(plan, prices, POLICIES["adaptive"], share=share, left_hours=left_hours, slower=slower, mode=mode)
-    return (
-        _spread([run.elapsed_hours for run in runs], rounded, 0.0),
-        _spread(_dollars(plan, prices, runs), cents, 0.0),
-    )
+    policy = POLICIES["adaptive"]
+    hours, usd = play_runs(plan, policy, share=share, left_hours=left_hours, slower=slower, mode=mode)
+    return _spread(hours, rounded, 0.0), _spread(usd, cents, 0.0)
 
 
 def _scale(spread: Spread, factor: float) -> Spread:
@@ -245,12 +240,6 @@ def _prices(plan: FleetPlan) -> tuple[float, float] | None:
     if plan.purchase.fallback != "on-demand" or spot_usd is None or not on_demand_usd:
         return None
     return spot_usd, on_demand_usd
-
-
-def _dollars(plan: FleetPlan, prices: tuple[float, float], runs: list[ExponentialRun]) -> list[float]:
-    # Volumes, storage, endpoints and the controller are paid by the hour of the run.
-    beside_usd = (plan.cost_usd.expected - plan.cost_usd.breakdown.compute) / plan.hours.expected
-    return [run.cost * prices[1] * plan.node_count + beside_usd * run.elapsed_hours for run in runs]
 
 
 def _shifted(before: list[float], after: list[float], known: float) -> list[float]:
@@ -282,18 +271,19 @@ def _restart_hours(plan: FleetPlan) -> float:
 
 def play_runs(
     plan: FleetPlan,
-    prices: tuple[float, float],
     new_policy: NewPolicy,
     *,
     share: float = 1.0,
     left_hours: float | None = None,
     slower: float | None = None,
     mode: Mode = Mode.IDLE,
-) -> list[ExponentialRun]:
-    """Play a policy in RUNS runs of a plan, or of its rest as ``forecast_rest`` describes it.
+) -> tuple[list[float], list[float]]:
+    """Return hours and USD of RUNS runs of a policy, of a plan with a choice or its rest (``forecast_rest``).
 
-    ``prices`` are of a spot and of an on-demand node. A deadline without time for a launch is moved until it has.
+    A deadline without time for a launch is moved until it has.
     """
+    prices = _prices(plan)
+    assert prices is not None
     fleets, nodes, restart_hours = fleets_of(plan), plan.node_count, _restart_hours(plan)
     fleets = replace(fleets, train_hours=share * (slower or 1.0) * fleets.train_hours)
     spot_nodes = fleets.spot_nodes
@@ -341,4 +331,7 @@ def play_runs(
         run.work = work_hours * error
         run.play()
         runs.append(run)
-    return runs
+    # Volumes, storage, endpoints and the controller are paid by the hour of the run.
+    beside_usd = (plan.cost_usd.expected - plan.cost_usd.breakdown.compute) / plan.hours.expected
+    hours = [run.elapsed_hours for run in runs]
+    return hours, [run.cost * prices[1] * nodes + beside_usd * run.elapsed_hours for run in runs]

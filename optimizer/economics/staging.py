@@ -7,11 +7,12 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from bootstrap.contract.staging import CONNECTIONS, PART_BYTES, RESERVE_BYTES, THREADS
 from bootstrap.contract.words import counted
-from optimizer.contract.plan import Volumes
+from optimizer.contract.hardware import InstanceType
+from optimizer.contract.plan import NodeSpec, Volumes
 from optimizer.contract.units import GIB
 
 NVME_WRITES = Path(__file__).parent / "data" / "nvme_writes.csv"
@@ -34,17 +35,6 @@ IMAGE_GIB = 75
 LEAST_IOPS_PER_GB = 125_000 / 3800
 
 
-class NodeHardware(Protocol):
-    """Facts of a type, as catalog and plan have them."""
-
-    @property
-    def nvme_gb(self) -> float: ...  # noqa: D102
-    @property
-    def network_gbit_per_s(self) -> float: ...  # noqa: D102
-    @property
-    def network_cards(self) -> int: ...  # noqa: D102
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeCopy:
     """One node's copy of the data: its hours, its GET requests, and what bounds it."""
@@ -58,13 +48,13 @@ class NodeCopy:
     source: str
 
 
-def disk_gib(machine: NodeHardware, volumes: Volumes) -> float:
+def disk_gib(machine: InstanceType, volumes: Volumes) -> float:
     """Space for data on a node, GiB: its NVMe disks, else what the image leaves of the root volume."""
     space = machine.nvme_gb * 1e9 / GIB if machine.nvme_gb else volumes.root_gib - IMAGE_GIB
     return max(0.0, space - RESERVE_BYTES / GIB)
 
 
-def node_copy(name: str, machine: NodeHardware, volumes: Volumes, *, data_gib: float, files: int | None) -> NodeCopy:
+def node_copy(name: str, machine: InstanceType, volumes: Volumes, *, data_gib: float, files: int | None) -> NodeCopy:
     """Plan the copy of ``data_gib`` in ``files`` (None: large ones) to one node of type ``name``."""
     disk, disk_source = _write_bytes_per_s(name, machine, volumes)
     # Only the card of the node's address carries S3's traffic; EFA-only cards have no IP.
@@ -95,14 +85,14 @@ def node_copy(name: str, machine: NodeHardware, volumes: Volumes, *, data_gib: f
     )
 
 
-def least_pull_s(machine: NodeHardware, volumes: Volumes, *, compressed_gib: float) -> float:
+def least_pull_s(machine: NodeSpec, volumes: Volumes, *, compressed_gib: float) -> float:
     """Bound a container image's pull from below, s: docker writes the layers and, unpacked, at least as much again."""
     # One card has the traffic, as above, and the volume its provisioned throughput.
     network = machine.network_gbit_per_s / machine.network_cards * 1e9 / 8
     return compressed_gib * GIB * max(1 / network, 2 / (volumes.throughput_mib_per_s * 2**20))
 
 
-def _write_bytes_per_s(name: str, machine: NodeHardware, volumes: Volumes) -> tuple[float, str]:
+def _write_bytes_per_s(name: str, machine: InstanceType, volumes: Volumes) -> tuple[float, str]:
     if not machine.nvme_gb:
         # https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
         return volumes.throughput_mib_per_s * 2**20, "provisioned throughput of the root volume (gp3)"

@@ -237,7 +237,7 @@ class Problem:
             samples_per_vcpu_s=work.samples_per_vcpu_s,
         )
         catalog = _with_quotes(catalog, limits.quotes)
-        regions = _match(limits.regions, catalog.regions(), fnmatchcase, catalog.check_region)
+        regions = _match(limits.regions, catalog.regions, fnmatchcase, catalog.check_region)
         for owned in limits.existing_reservations:
             catalog.instance_type(owned.instance_type)
             catalog.check_region(owned.region)

@@ -87,7 +87,7 @@ def test_facts_of_known_types(
 
 
 def test_data_leaves_every_region_at_a_price(catalog: Catalog) -> None:
-    regions = [region for region in catalog.regions() if "gov" not in region]
+    regions = [region for region in catalog.regions if "gov" not in region]
     for pair in itertools.permutations(regions, 2):
         price = transfer_price(*pair)
         assert 0.01 <= price.usd <= 0.15 and "upper bound" not in price.source, pair

@@ -12,7 +12,7 @@ import pytest
 from infra.images import dlami_of
 from infra.settings import ConfigError
 from optimizer.catalog import Catalog, load
-from optimizer.catalog.select import Filter, select
+from optimizer.catalog.select import select
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import InstanceType
 from optimizer.contract.plan import FleetPlan
@@ -104,7 +104,7 @@ def test_a_refused_type_is_refused_with_its_reason(catalog: Catalog, name: str, 
         catalog.instance_type(name)
     for pattern in (name, f"{name.partition('.')[0]}.*"):
         with pytest.raises(InvalidInputError, match=reason):
-            select(catalog, Filter(types=[pattern]))
+            select(catalog, types=[pattern])
 
 
 def test_what_the_page_says_of_fractions_and_of_volta(

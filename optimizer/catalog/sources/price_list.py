@@ -35,7 +35,6 @@ RESERVED_TERM = {"LeaseContractLength": "1yr", "PurchaseOption": "No Upfront", "
 class InstancePrice:
     """Prices of one type, USD per instance-hour; reserved is one year, nothing upfront, not convertible."""
 
-    instance_type: str
     on_demand: float
     reserved_1yr: float | None
 
@@ -125,7 +124,7 @@ def parse_instances(
             if name not in types or not _is_instance_hour(attributes, region):
                 continue
             place = f"{name} in {region}"
-            price = _instance_price(name, product["terms"])
+            price = _instance_price(product["terms"])
         except (UnusableRowError, KeyError, TypeError, ValueError, AttributeError) as error:
             skipped.append(Skipped(source=NAME, place=place, reason=_reason(error)))
             continue
@@ -180,7 +179,7 @@ def _is_instance_hour(attributes: Mapping[str, str], region: str) -> bool:
     )
 
 
-def _instance_price(name: str, terms: Mapping[str, Any]) -> InstancePrice:
+def _instance_price(terms: Mapping[str, Any]) -> InstancePrice:
     on_demand = max((_first_tier(term, {"Hrs"}) for term in terms.get("OnDemand", {}).values()), default=None)
     if on_demand is None:
         raise UnusableRowError("no on-demand term")
@@ -189,7 +188,7 @@ def _instance_price(name: str, terms: Mapping[str, Any]) -> InstancePrice:
         for term in terms.get("Reserved", {}).values()
         if RESERVED_TERM.items() <= term.get("termAttributes", {}).items()
     )
-    return InstancePrice(instance_type=name, on_demand=on_demand, reserved_1yr=max(reserved, default=None))
+    return InstancePrice(on_demand=on_demand, reserved_1yr=max(reserved, default=None))
 
 
 def _first_tier(term: Mapping[str, Any], units: Collection[str]) -> float:

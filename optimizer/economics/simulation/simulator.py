@@ -7,7 +7,7 @@ pool has fewer than the gang.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -114,7 +114,8 @@ def simulate(
     losses = np.random.default_rng(seed).uniform(0, job.checkpoint_hours, (len(available), _DRAWS)).tolist()
     played = []
     for window, by_pool, lost in zip(available, prices, losses, strict=True):
-        price = by_pool.T.tolist() if by_pool.ndim == 2 else [by_pool.tolist()] * window.shape[1]
+        price = [dict(enumerate(row)) for row in np.atleast_2d(by_pool.T).tolist()]
+        price *= window.shape[1] // len(price)
         policy = new_policy(len(window), job)
         run = SimulatedRun(window.tolist(), gap_hours, job, price, policy, lost)
         run.play()
@@ -142,7 +143,7 @@ class SimulatedRun:
         available: list[list[bool]],
         gap_hours: float,
         job: SimulatedJob,
-        prices: Sequence[Sequence[float]],
+        prices: Sequence[Mapping[int, float]],
         policy: SpotPolicy,
         losses: list[float],
     ) -> None:

@@ -27,9 +27,7 @@ def test_reads_on_demand_and_the_reserved_term_that_counts() -> None:
     )
     found, skipped = price_list.parse_instances([document], REGION, TYPES)
     assert skipped == []
-    assert found == {
-        "p4d.24xlarge": InstancePrice(instance_type="p4d.24xlarge", on_demand=21.957642, reserved_1yr=13.921094)
-    }
+    assert found == {"p4d.24xlarge": InstancePrice(on_demand=21.957642, reserved_1yr=13.921094)}
 
 
 @pytest.mark.parametrize(

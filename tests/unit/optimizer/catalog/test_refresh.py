@@ -215,7 +215,7 @@ def offer_row(tables: Tables, name: str, region: str = "us-east-1") -> Offer | N
 
 
 def price_of(name: str, on_demand: float) -> dict[str, InstancePrice]:
-    return {name: InstancePrice(instance_type=name, on_demand=on_demand, reserved_1yr=None)}
+    return {name: InstancePrice(on_demand=on_demand, reserved_1yr=None)}
 
 
 def test_a_type_new_to_a_region_gets_a_row(tables: Tables) -> None:

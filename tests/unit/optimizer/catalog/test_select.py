@@ -5,7 +5,7 @@ import math
 import pytest
 
 from optimizer.catalog import Catalog
-from optimizer.catalog.select import Filter, parse_range, select, sort
+from optimizer.catalog.select import parse_range, select, sort
 from optimizer.contract.errors import InvalidInputError
 
 
@@ -31,12 +31,12 @@ def test_what_is_no_range_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["RTX PRO 6000", "rtx-pro-6000", "RTXPRO6000", "nvidia RTX Pro 6000"])
 def test_a_gpu_is_found_as_people_write_it(catalog: Catalog, name: str) -> None:
-    assert {o.instance.gpu.key for o in select(catalog, Filter(gpus=(name,)))} == {"rtx-pro-6000-96gb"}
+    assert {o.instance.gpu.key for o in select(catalog, gpus=(name,))} == {"rtx-pro-6000-96gb"}
 
 
 def test_a_gpu_model_has_all_its_memory_sizes_and_a_key_one(catalog: Catalog) -> None:
-    assert {o.instance.gpu.key for o in select(catalog, Filter(gpus=("a100",)))} == {"a100-40gb", "a100-80gb"}
-    assert {o.instance.gpu.key for o in select(catalog, Filter(gpus=("a100-80gb",)))} == {"a100-80gb"}
+    assert {o.instance.gpu.key for o in select(catalog, gpus=("a100",))} == {"a100-40gb", "a100-80gb"}
+    assert {o.instance.gpu.key for o in select(catalog, gpus=("a100-80gb",))} == {"a100-80gb"}
 
 
 def test_a_family_in_place_of_a_type_names_its_types(catalog: Catalog) -> None:

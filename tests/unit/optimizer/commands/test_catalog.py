@@ -62,7 +62,7 @@ def test_refresh_reports_each_region_and_what_failed(
     def read_region(region: str, *_: Any, **__: Any) -> refresh.RegionAnswer:
         answer = refresh.RegionAnswer(region=region)
         if region == "us-east-1":
-            answer.prices = {"p5.48xlarge": InstancePrice(instance_type="p5.48xlarge", on_demand=20, reserved_1yr=9)}
+            answer.prices = {"p5.48xlarge": InstancePrice(on_demand=20, reserved_1yr=9)}
             answer.skipped = [Skipped(source="spot prices", place="p5.48xlarge in us-east-1a", reason="no price")]
         else:
             answer.failures = [Skipped("zones", region, "the account says no")]

@@ -38,13 +38,12 @@ def plan(instance_type: str, deadline_hours: float, samples: int = 5_300_000) ->
 
 
 def expected(one: FleetPlan, policy: NewPolicy, deadline_hours: float | None = None) -> tuple[float, float, int]:
-    """Compute dollars and hours of the simulation, and runs that miss the deadline."""
-    known = one.node_prices_usd_per_hour
-    spot, demand = (known[NodeItem(market, one.instance_type, one.region)] for market in ("spot", "on-demand"))
-    runs = play_runs(one, (spot, demand), policy)
-    assert len(runs) == RUNS
-    late = sum(run.elapsed_hours > (deadline_hours or 0) for run in runs)
-    return one.node_count * demand * fmean(run.cost for run in runs), fmean(run.elapsed_hours for run in runs), late
+    """Compute the nodes' dollars and the hours of the simulation, and runs that miss the deadline."""
+    hours, usd = play_runs(one, policy)
+    assert len(hours) == RUNS
+    late = sum(taken > (deadline_hours or 0) for taken in hours)
+    beside_usd = (one.cost_usd.expected - one.cost_usd.breakdown.compute) * fmean(hours) / one.hours.expected
+    return fmean(usd) - beside_usd, fmean(hours), late
 
 
 # Pools that are reclaimed once an hour, once in some hours, and once in months.

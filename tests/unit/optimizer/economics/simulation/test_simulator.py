@@ -124,7 +124,7 @@ def published(name: str, row: str) -> str:
             super().advance(hours)
 
     asked = job(4, 12)
-    prices, policy = [[0.25]] * len(row), POLICIES[name](1, asked)
+    prices, policy = [{0: 0.25}] * len(row), POLICIES[name](1, asked)
     Recorded(pools(row)[0].tolist(), 1.0, asked, prices, policy, [0.0]).play()
     return "".join(taken)
 
