@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 Method = Literal["full", "lora", "qlora"]
@@ -39,19 +39,24 @@ ADAPTED = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FineTuning:
-    """Part of a model that trains.
+    """Part of a model that trains: parameters of its own (method full), or adapters over a frozen base."""
 
-    Attributes:
-        method: full (the model's own parameters), lora (adapters over a frozen base), qlora (the base in 4 bits).
-        lora_rank, lora_alpha: of the adapters; their product is scaled by alpha / rank.
-        frozen: none; embedding; or a number of first layers, which the embedding is frozen with.
-    """
-
-    method: Method = "full"
-    lora_rank: int = 16
-    lora_alpha: int = 32
-    lora_targets: Target = "all"
-    frozen: str = "none"
+    # Requests and plans have the texts and limits of the metadata, which pydantic reads.
+    method: Method = field(
+        default="full",
+        metadata={"description": "lora and qlora train adapters over a frozen base, which qlora keeps in 4 bits."},
+    )
+    lora_rank: int = field(default=16, metadata={"ge": 1, "le": 1024, "description": "Rank of the adapters."})
+    lora_alpha: int = field(
+        default=32, metadata={"ge": 1, "le": 4096, "description": "Adapters' products are scaled by alpha / rank."}
+    )
+    lora_targets: Target = field(
+        default="all", metadata={"description": "Projections with adapters: all of each layer, or attention's."}
+    )
+    frozen: str = field(
+        default="none",
+        metadata={"pattern": FROZEN, "description": "embedding, or a number of first layers (the embedding too)."},
+    )
 
     @property
     def adapts(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, OTHER_METHODS, FineTuning
+from bootstrap.contract.fine_tuning import OTHER_METHODS, FineTuning, Method, Target
 from optimizer.contract.errors import InvalidInputError, describe_invalid, unreadable
 from optimizer.contract.plan import REGION, CapacityBlock, PurchaseOption, Sharding, left_out
 from optimizer.contract.spelling import near_names
@@ -41,20 +41,19 @@ MOST_HOURS = 10**9
 _REQUEST_FORM = "a request is a mapping with model, workload, constraints, objective"
 
 Number = BeforeValidator(_no_bool)
-Samples = Annotated[int, BeforeValidator(parse_count), Number]
-AllSamples = Annotated[Samples, Field(le=MOST_SAMPLES)]
-Hours = Annotated[
-    float,
-    Field(gt=0, le=MOST_HOURS),
-    BeforeValidator(parse_hours),
-    Number,
-]
+# The limits stand beside int, where a JSON Schema of text or numbers has them.
+AllSamples = Annotated[int, Field(ge=1, le=MOST_SAMPLES), BeforeValidator(parse_count), Number]
+Samples = Annotated[int, Field(ge=1, le=MOST_BATCH), BeforeValidator(parse_count), Number]
+Hours = Annotated[float, Field(gt=0, le=MOST_HOURS), BeforeValidator(parse_hours), Number]
 Usd = Annotated[
     float,
     Field(gt=0, le=MOST_USD, allow_inf_nan=False),
     BeforeValidator(lambda value: parse_usd(value) if isinstance(value, str) else value),
     Number,
 ]
+
+
+_TUNING: dict[str, Any] = {item.name: Field(default=item.default, **item.metadata) for item in fields(FineTuning)}
 
 
 def _frozen(value: Any) -> Any:
@@ -84,36 +83,22 @@ class Workload(_Model):
     tokens: AllSamples | None = Field(default=None, description="Tokens to train on (2B, 500M), of T5 its inputs'.")
     samples: AllSamples | None = Field(default=None, description="Sequences, images or clips to train on.")
     steps: AllSamples | None = Field(default=None, description="Optimizer steps; needs a global batch too.")
-    seq_len: Samples | None = Field(default=None, le=MOST_BATCH, description="Tokens of a sequence, of T5's input.")
+    seq_len: Samples | None = Field(default=None, description="Tokens of a sequence, of T5's input.")
     target_len: Samples | None = left_out(
-        "Tokens that the decoder of T5 or Whisper writes; default: span corruption's, the longest text.",
-        ge=1,
-        le=MOST_BATCH,
+        "Tokens that the decoder of T5 or Whisper writes; default: span corruption's, the longest text."
     )
-    global_batch: Samples | None = Field(
-        default=None, le=MOST_BATCH, description="Samples of a step; left out, recommend chooses."
-    )
+    global_batch: Samples | None = Field(default=None, description="Samples of a step; left out, recommend chooses.")
     precision: Literal["fp32", "tf32", "fp16", "bf16", "pure-bf16", "fp8"] = Field(
         default="bf16", description="bf16 keeps 32-bit weights, pure-bf16 does not."
     )
     optimizer: Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit"] = Field(
         default="adamw", description="The optimizer; adamw8bit keeps 8-bit moments."
     )
-    method: Literal["full", "lora", "qlora"] = Field(
-        default="full", description="lora and qlora train adapters over a frozen base, which qlora keeps in 4 bits."
-    )
-    lora_rank: Annotated[int, Field(ge=1, le=1024), Number] = Field(
-        default=FULL_TRAINING.lora_rank, description="Rank of the adapters."
-    )
-    lora_alpha: Annotated[int, Field(ge=1, le=4096), Number] = Field(
-        default=FULL_TRAINING.lora_alpha, description="Adapters' products are scaled by alpha / rank."
-    )
-    lora_targets: Literal["all", "attention"] = Field(
-        default="all", description="Projections with adapters: all of each layer, or attention's."
-    )
-    frozen: Annotated[str, Field(pattern=FROZEN), BeforeValidator(lambda value: _frozen(value))] = Field(
-        default="none", description="embedding, or a number of first layers (the embedding too)."
-    )
+    method: Method = _TUNING["method"]
+    lora_rank: Annotated[int, Number] = _TUNING["lora_rank"]
+    lora_alpha: Annotated[int, Number] = _TUNING["lora_alpha"]
+    lora_targets: Target = _TUNING["lora_targets"]
+    frozen: Annotated[str, BeforeValidator(_frozen)] = _TUNING["frozen"]
     framework: Literal[
         "torch",
         "torchvision",

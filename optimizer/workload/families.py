@@ -57,6 +57,15 @@ class Config:
         """Read a switch; a null that the class takes is off."""
         return bool(self.get(name))
 
+    def check_heads(self, heads: str, width: str) -> None:
+        """Refuse a number of heads that does not divide the width."""
+        if self.whole(width) % self.whole(heads, least=1):
+            raise InvalidInputError(
+                f"{self.origin}: {heads} is {self.get(heads)}",
+                limit=f"a divisor of {width}, {self.get(width)}",
+                next_step=NEXT,
+            )
+
 
 Part = Callable[[Config, Values], Values]
 
@@ -259,6 +268,7 @@ def _encoder_layer(hidden: int, ffn: int) -> int:
 
 def _vision_layers(c: Config) -> tuple[int, int, int, int]:
     """Width, inner width, parameters of all layers, and patches of an image."""
+    c.check_heads("num_attention_heads", "hidden_size")
     hidden, ffn = c.whole("hidden_size", least=1), c.whole("intermediate_size", least=1)
     patches = (c.whole("image_size", least=1) // c.whole("patch_size", least=1)) ** 2
     return hidden, ffn, c.whole("num_hidden_layers", least=1) * _encoder_layer(hidden, ffn), patches

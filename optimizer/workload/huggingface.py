@@ -221,14 +221,8 @@ def _read(c: Config, family: Family, required: tuple[str, ...]) -> Values:
         values |= part(c, values)
     if not values.get("experts"):
         values["experts_per_token"] = 0
-    if not (values.get("head_dim") or values.get("latent_attention")) and (
-        values["hidden_size"] % values["attention_heads"]
-    ):
-        raise InvalidInputError(
-            f"{c.origin}: {names['attention_heads']} is {values['attention_heads']}",
-            limit=f"a divisor of {names['hidden_size']}, {values['hidden_size']}",
-            next_step=NEXT,
-        )
+    if not (values.get("head_dim") or values.get("latent_attention")):
+        c.check_heads(names["attention_heads"], names["hidden_size"])
     return values
 
 

@@ -35,8 +35,9 @@ def test_an_answer_and_its_plans_are_valid(
     assert answer["plans"] or (code == 3 and answer["nearest"] and answer["rejected"])
     for plan in answer["plans"]:
         validators["plan"].validate(plan)
-        with pytest.raises(ValidationError, match="'dpo' is not one of"):
-            validators["plan"].validate(plan | {"job": plan["job"] | {"tuning": {"method": "dpo"}}})
+        for tuning, wrong in (({"method": "dpo"}, "'dpo' is not one of"), ({"lora_rank": 0}, "less than the minimum")):
+            with pytest.raises(ValidationError, match=wrong):
+                validators["plan"].validate(plan | {"job": plan["job"] | {"tuning": tuning}})
     with pytest.raises(ValidationError, match="'invented' was unexpected"):
         validators["answer"].validate(answer | {"invented": 1})
 
@@ -48,7 +49,8 @@ def test_a_request_is_valid_as_people_write_it(validators: dict[str, Any], path:
     workload = {"tokens": "2,000M", "seq_len": 8192, "frozen": 4}
     limits = {"budget_usd": "5k", "deadline_hours": "3d", "max_nodes": 4}
     validators["request"].validate({**request, "workload": workload, "constraints": limits})
-    for wrong in ({"budget": 5}, {"objective": "cheap"}, {"workload": {"tokens": ["2B"]}}):
+    works = ({"workload": {"tokens": tokens}} for tokens in (["2B"], 10**16))
+    for wrong in ({"budget": 5}, {"objective": "cheap"}, *works):
         with pytest.raises(ValidationError):
             validators["request"].validate({**request, **wrong})
 

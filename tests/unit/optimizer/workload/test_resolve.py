@@ -120,6 +120,7 @@ def test_a_published_config_gives_the_published_count(name: str, tmp_path: Path)
         (json.dumps(LLAMA | {"hidden_size": 4097}), "num_attention_heads is 32"),
         (json.dumps(LLAMA | {"model_type": "qwen3", "layer_types": ["sliding_attention"]}), "layer_types has 1"),
         (json.dumps(LLAMA | {"model_type": "llama4_text", "no_rope_layers": [1]}), "no_rope_layers has 1 entries"),
+        ('{"model_type": "llama4", "vision_config": {"num_attention_heads": 5}}', "num_attention_heads is 5"),
         ('{"model_type": "qwen2_vl", "vision_config": {"mlp_ratio": NaN}}', "a field has a value of another kind"),
         (json.dumps(MIXTURE | {"num_experts": 8, "num_local_experts": 4}), "num_local_experts is 4"),
         ('{"model_type": "gpt2", "n_embd": -768}', "n_embd is -768"),
