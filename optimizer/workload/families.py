@@ -69,7 +69,7 @@ class Config:
 
 Part = Callable[[Config, Values], Values]
 
-# Names of the canonical architecture's fields in a configuration; attention_bias and mlp_bias are switches.
+# Names of the canonical architecture's fields in a configuration.
 USUAL = {
     "layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -84,7 +84,7 @@ USUAL = {
     "attention_bias": "attention_bias",
     "mlp_bias": "mlp_bias",
 }
-SWITCHES = ("attention_bias", "mlp_bias")
+SWITCHES = ("attention_bias", "mlp_bias", "head_norms", "norm_weight", "norm_bias")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +92,8 @@ class Family:
     """One ``model_type``.
 
     Attributes:
-        names: configuration's names of ModelSpec's fields, where they differ from USUAL; a name that the class does not
-            have is not read.
+        names: configuration's names of ModelSpec's fields, where they differ from USUAL and from the class's aliases of
+            it; a name that the class does not have is not read.
         facts: fields of ModelSpec and BiasesAndNorms that the family fixes; ``attention_bias`` is the kind of bias
             where the switch is on.
         parts: functions that read what names do not say.
@@ -118,6 +118,16 @@ class Family:
     def architecture(self) -> str:
         """ModelSpec.architecture."""
         return str(self.facts.get("architecture", "decoder"))
+
+
+def explicit_sizes(names: Mapping[str, str], values: Mapping[str, Any]) -> Values:
+    """Sizes by their names in a configuration, without those that every class finds from the rest."""
+    own = {"kv_heads": values["attention_heads"], "head_dim": values["hidden_size"] // values["attention_heads"]}
+    return {
+        theirs: values[ours]
+        for ours, theirs in names.items()
+        if ours not in SWITCHES and values.get(ours) not in (0, None, own.get(ours, 0))
+    }
 
 
 def windows(c: Config, layers: int, pattern: int) -> Values:
@@ -196,17 +206,11 @@ def _falcon(c: Config, v: Values) -> Values:
     return {"kv_heads": kv_heads, "norms_per_layer": 2 if has_two else 1}
 
 
-def _head_norms(c: Config, _: Values) -> Values:
-    return {"head_norms": c.flag("use_qk_norm")}
-
-
 def _opt(c: Config, v: Values) -> Values:
     """OPT-350m has norms behind its sublayers, none at the end, and a narrow embedding."""
     width = c.whole("word_embed_proj_dim", least=1)
     return {
         "final_norm": c.flag("do_layer_norm_before") and not c.get("_remove_final_layer_norm"),
-        "norm_weight": c.flag("layer_norm_elementwise_affine"),
-        "norm_bias": c.flag("layer_norm_elementwise_affine"),
         "embedding_width": 0 if width == v["hidden_size"] else width,
     }
 
@@ -242,7 +246,7 @@ def _modernbert(c: Config, v: Values) -> Values:
     types, every = c.get("layer_types"), c.whole("global_attn_every_n_layers", least=1) or 3
     windowed = types.count("sliding_attention") if isinstance(types, list) else layers - -(-layers // every)
     window = {"window": c.whole("local_attention"), "windowed_layers": windowed}
-    return {"beside": head, "norm_bias": c.flag("norm_bias"), **window}
+    return {"beside": head, **window}
 
 
 def _one_vocabulary_bias(c: Config, v: Values) -> Values:
@@ -444,7 +448,7 @@ FAMILIES: dict[str, Family] = {
     ),
     # Qwen 3's mixture has no lower layers that attend fully (modeling_qwen3_moe.py).
     "qwen3_moe": Family(
-        names=_MOE | {"experts": "num_experts"},
+        names=_MOE,
         facts=_GATED | {"head_norms": True},
         parts=(_sparse_steps,),
         window_pattern=1,
@@ -458,20 +462,20 @@ FAMILIES: dict[str, Family] = {
     "glm": Family(facts=_GLM),
     "glm4": Family(facts=_GLM | {"norms_per_layer": 4}),
     "glm4_moe": Family(
-        names=_MOE | {"experts": "n_routed_experts", "dense_layers": "first_k_dense_replace"},
+        names=_MOE | {"dense_layers": "first_k_dense_replace", "head_norms": "use_qk_norm"},
         facts=_GLM,
-        parts=(_first_layers_dense, _head_norms),
+        parts=(_first_layers_dense,),
     ),
     "gpt_oss": Family(facts=_GATED | {"sinks": True, "attention_bias": "all", "mlp_bias": True}, window_pattern=2),
     "granite": _LLAMA,
     "granitemoe": _LLAMA,
     "smollm3": _LLAMA,
-    "cohere": Family(facts=_COHERE, parts=(_head_norms,)),
+    "cohere": Family(names={"head_norms": "use_qk_norm"}, facts=_COHERE),
     "cohere2": Family(facts=_GATED | {"norms_per_layer": 1}, window_pattern=4),
     "olmo": Family(facts=_GATED | {"norm_weight": False}),
     "olmo2": Family(facts=_OLMO2),
     "olmo3": Family(facts=_OLMO2, window_pattern=4),
-    "olmoe": Family(names={"experts": "num_experts"}, facts=_OLMO2),
+    "olmoe": Family(facts=_OLMO2),
     "llama4_text": _LLAMA4,
     "llama4": Family(text="llama4_text", vision="llama4_vision_model", ties=("text",)),
     "qwen2_vl": Family(text="qwen2_vl_text", vision="qwen2_vl_vision"),
@@ -490,20 +494,10 @@ FAMILIES: dict[str, Family] = {
         parts=(_falcon,),
         ffn_multiple=4,
     ),
-    "gpt2": Family(
-        names=_EVEN | {
-            "layers": "n_layer", "hidden_size": "n_embd", "ffn_size": "n_inner", "attention_heads": "n_head",
-            "max_seq_len": "n_positions",
-        },
-        facts=_BIASED,
-        parts=(_learned(),),
-        ffn_multiple=4,
-    ),
+    "gpt2": Family(names=_EVEN | {"ffn_size": "n_inner"}, facts=_BIASED, parts=(_learned(),), ffn_multiple=4),
     "gpt_neox": Family(names=_EVEN, facts=_BIASED),
     "mpt": Family(
-        names=_EVEN | {
-            "layers": "n_layers", "hidden_size": "d_model", "attention_heads": "n_heads", "max_seq_len": "max_seq_len",
-        },
+        names=_EVEN | {"max_seq_len": "max_seq_len"},
         ffn_multiple=4,
         fixed={
             "expansion_ratio": 4, "no_bias": True, "attn_config.attn_type": "multihead_attention",
@@ -511,39 +505,28 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "opt": Family(
-        names=_EVEN | {"ffn_size": "ffn_dim", "attention_bias": "enable_bias", "mlp_bias": "enable_bias"},
-        facts={"norm_bias": True},
+        names=_EVEN | {
+            "ffn_size": "ffn_dim", "attention_bias": "enable_bias", "mlp_bias": "enable_bias",
+            **dict.fromkeys(("norm_weight", "norm_bias"), "layer_norm_elementwise_affine"),
+        },
         parts=(_opt, _learned(2)),
     ),
     "bert": _BERT,
     "roberta": _BERT,
     "xlm-roberta": _BERT,
     "distilbert": Family(
-        names=_EVEN
-        | {"layers": "n_layers", "hidden_size": "dim", "ffn_size": "hidden_dim", "attention_heads": "n_heads"},
-        facts=_BERT.facts,
-        parts=(_learned(), _one_vocabulary_bias),
+        names=_EVEN | {"ffn_size": "hidden_dim"}, facts=_BERT.facts, parts=(_learned(), _one_vocabulary_bias)
     ),
     "modernbert": Family(
-        names=_EVEN,
+        names=_EVEN | {"norm_bias": "norm_bias"},
         facts=_GATED | {"architecture": "encoder", "embedding_norm": True}, parts=(_modernbert,)
     ),
     "deberta": _DEBERTA,
     "deberta-v2": _DEBERTA,
-    "t5": Family(
-        names={
-            "kv_heads": "", "layers": "num_layers", "hidden_size": "d_model", "ffn_size": "d_ff",
-            "attention_heads": "num_heads", "head_dim": "d_kv",
-        },
-        facts={"architecture": "seq2seq"},
-        parts=(_t5,),
-    ),
+    "t5": Family(names={"kv_heads": "", "ffn_size": "d_ff"}, facts={"architecture": "seq2seq"}, parts=(_t5,)),
     "vit": Family(names=_EVEN | {"vocab_size": ""}, facts={"architecture": "image"}, parts=(_vit,)),
     "whisper": Family(
-        names=_EVEN | {
-            "layers": "encoder_layers", "hidden_size": "d_model", "ffn_size": "encoder_ffn_dim",
-            "attention_heads": "encoder_attention_heads", "max_seq_len": "",
-        },
+        names=_EVEN | {"ffn_size": "encoder_ffn_dim", "max_seq_len": ""},
         facts={"architecture": "speech"},
         parts=(_whisper,),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from optimizer.contract.errors import InvalidInputError, describe_invalid
 from optimizer.contract.request import Number
 from optimizer.contract.units import parse_count
-from optimizer.workload.families import SWITCHES, USUAL
+from optimizer.workload.families import USUAL, explicit_sizes
 from optimizer.workload.model import ModelSpec, build_model, check_shape
 
 Size = Annotated[int, Field(ge=1), BeforeValidator(parse_count), Number]
@@ -85,10 +85,5 @@ def model_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
         model = replace(model, parameters=given.parameters, active_parameters=active)
     if not kind:
         return model
-    usual = {"kv_heads": model.attention_heads, "head_dim": model.hidden_size // model.attention_heads}
-    config = {
-        name: getattr(model, field)
-        for field, name in USUAL.items()
-        if field not in SWITCHES and getattr(model, field) not in (0, usual.get(field, 0))
-    }
+    config = explicit_sizes(USUAL, asdict(model))
     return replace(model, config={**config, "tie_word_embeddings": model.tied_embeddings, "model_type": kind})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 
@@ -19,26 +19,13 @@ TIMEOUT_S = 10.0
 _ID = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,255}))?")
 
 
-class HubConfig(NamedTuple):
-    """A config.json of the Hub; ``revision`` is the commit that it was read at."""
-
-    repository: str
-    revision: str
-    data: Any
-
-    @property
-    def origin(self) -> str:
-        """Page of the configuration."""
-        return f"https://huggingface.co/{self.repository}/blob/{self.revision}/config.json"
-
-
 def is_hub_id(text: str) -> bool:
     """Return True for the form ``org/name`` or ``org/name@revision``."""
     return _ID.fullmatch(text) is not None
 
 
-def read_hub_config(text: str) -> HubConfig:
-    """Read the config.json of ``org/name[@revision]``, from the Hub or the user's cache.
+def read_hub_config(text: str) -> tuple[str, str, Any]:
+    """Read the config.json of ``org/name[@revision]``, from the Hub or the user's cache: repository, commit, content.
 
     InvalidInputError for an id or revision that the Hub does not know, DataMissingError where it cannot be asked.
     """
@@ -91,7 +78,7 @@ def read_hub_config(text: str) -> HubConfig:
                     next_step=f"check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or {_by_hand(repository)}",
                 ) from error
             path = Path(kept)
-        return HubConfig(repository, path.parent.name, json.loads(path.read_text(encoding="utf-8")))
+        return repository, path.parent.name, json.loads(path.read_text(encoding="utf-8"))
     except tuple(refusals) as error:
         problem, next_step = next(words for kind, words in refusals.items() if isinstance(error, kind))
         raise InvalidInputError(

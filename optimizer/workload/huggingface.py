@@ -27,6 +27,7 @@ from optimizer.workload.families import (
     Config,
     Family,
     Values,
+    explicit_sizes,
     windows,
 )
 from optimizer.workload.model import BiasesAndNorms, ModelSpec, build_model, check_shape
@@ -108,7 +109,9 @@ def _model(data: Any, name: str, origin: str) -> ModelSpec:
     values.setdefault("tied_embeddings", is_tied)
     config = _prune(data, kind) | values.pop("config", {})
     if family.architecture in ("decoder", "encoder"):
-        shape = _explicit(c, family, values)
+        # Sizes that are left to the class stand in the plan: another release of transformers builds the same then.
+        written = {ours: c.spelling.get(theirs, theirs) for ours, theirs in _names(c, family).items()}
+        shape = explicit_sizes(written, values)
         if text is not data:
             config["text_config"] = shape | config.get("text_config", {})
             shape = {}
@@ -153,9 +156,10 @@ def _config(kind: str, data: Mapping[str, Any], origin: str) -> Config:
 
 
 def _names(c: Config, family: Family) -> dict[str, str]:
-    """Names that the class has; most models look for a head_dim that it need not have."""
-    known = {*c.defaults, "head_dim"}
-    return {ours: theirs for ours, theirs in {**USUAL, **family.names}.items() if theirs in known}
+    """Names that the class has, by its aliases too; most models look for a head_dim that it need not have."""
+    known, aliases = {*c.defaults, "head_dim"}, _classes()[c.kind]["aliases"]
+    usual = {ours: aliases.get(theirs, theirs) for ours, theirs in USUAL.items()}
+    return {ours: theirs for ours, theirs in {**usual, **family.names}.items() if theirs in known}
 
 
 def _read(c: Config, family: Family, required: tuple[str, ...]) -> Values:
@@ -210,11 +214,9 @@ def _read(c: Config, family: Family, required: tuple[str, ...]) -> Values:
         values[ours] = theirs in c.defaults and bool(c.get(theirs))
     values["dropout"] = any(c.get(rate) for rate in _DROPOUTS & c.defaults.keys())
     values |= family.facts
+    values |= {switch: c.flag(names[switch]) for switch in SWITCHES if switch in names}
     if "attention_bias" in names:
-        kind = family.facts.get("attention_bias", "all")
-        values["attention_bias"] = kind if c.flag(names["attention_bias"]) else "none"
-    if "mlp_bias" in names:
-        values["mlp_bias"] = c.flag(names["mlp_bias"])
+        values["attention_bias"] = family.facts.get("attention_bias", "all") if values["attention_bias"] else "none"
     if "sliding_window" in c.defaults:
         values |= windows(c, values["layers"], family.window_pattern)
     for part in family.parts:
@@ -224,16 +226,6 @@ def _read(c: Config, family: Family, required: tuple[str, ...]) -> Values:
     if not (values.get("head_dim") or values.get("latent_attention")):
         c.check_heads(names["attention_heads"], names["hidden_size"])
     return values
-
-
-def _explicit(c: Config, family: Family, values: Values) -> Values:
-    """Sizes that the configuration leaves to its class, so that another release of transformers builds the same."""
-    own = {"kv_heads": values["attention_heads"], "head_dim": values["hidden_size"] // values["attention_heads"]}
-    return {
-        c.spelling.get(theirs, theirs): values[ours]
-        for ours, theirs in _names(c, family).items()
-        if ours not in SWITCHES and values.get(ours) not in (0, None, own.get(ours, 0))
-    }
 
 
 def _prune(data: Mapping[str, Any], kind: str) -> Values:

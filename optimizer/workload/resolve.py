@@ -32,7 +32,9 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
     the content of such a JSON file.
     """
     if isinstance(spec, Mapping):
-        return _from_mapping(spec)
+        if spec.keys() & {"kind", "model_type"}:
+            return _from_data(dict(spec), str(spec.get("model_type")), "the model's configuration")
+        return model_from_fields(spec)
     text = str(spec).strip()
     known = presets()
     if text.lower() in known:
@@ -41,55 +43,33 @@ def resolve_model(spec: str | int | Mapping[str, Any]) -> ModelSpec:
     if "/" in text and (path / "config.json").is_file():
         path = path / "config.json"
     if path.suffix == ".json":
-        return _from_file(path)
+        return _from_data(read_json(path), path.parent.name if path.name == "config.json" else path.stem, str(path))
     if re.fullmatch(r"[0-9][0-9_,.]*(e[0-9]+)?\s*[kmbgt]?", text.lower()):
         try:
             return model_of_size(parse_count(text), text)
         except ValueError as error:
             raise InvalidInputError(f"model is {text!r}: {error}", next_step="a count such as 500M or 7B") from error
-    return _from_hub(text) if is_hub_id(text) and not path.exists() else _from_function(text)
-
-
-def _from_hub(text: str) -> ModelSpec:
-    read = read_hub_config(text)
-    model = model_from_config(read.data, name=read.repository.split("/")[1], origin=read.origin)
-    return replace(check_build(model), revision=f"{read.repository}@{read.revision}")
-
-
-def _from_mapping(spec: Mapping[str, Any]) -> ModelSpec:
-    if "kind" in spec:
-        return model_from_profile(parse_profile(spec, origin="the request's model"))
-    if "model_type" in spec:
-        origin = "the model's configuration"
-        return check_build(model_from_config(dict(spec), name=str(spec["model_type"]), origin=origin))
-    return model_from_fields(spec)
-
-
-def _from_function(text: str) -> ModelSpec:
-    """Model that a function builds; any other text is unknown."""
+    if is_hub_id(text) and not path.exists():
+        repository, revision, data = read_hub_config(text)
+        page = f"https://huggingface.co/{repository}/blob/{revision}/config.json"
+        model = model_from_config(data, name=repository.split("/")[1], origin=page)
+        return replace(check_build(model), revision=f"{repository}@{revision}")
     if is_function(text):
         return model_from_profile(profile_function(text))
-    known = presets()
     near = near_names(text, known, cutoff=0.5)
     raise InvalidInputError(
         f"model {text!r} is unknown",
-        limit=_LIMIT,
+        limit="a preset, a Hugging Face config.json or id (org/name), a profile, a function module:function that "
+        "builds a torch module, a parameter count such as 7B, or architecture fields",
         next_step=f"did you mean {', '.join(near)}?" if near else f"presets: {', '.join(known)}",
     )
 
 
-_LIMIT = (
-    "a preset, a Hugging Face config.json or id (org/name), a profile, a function module:function that builds a torch "
-    "module, a parameter count such as 7B, or architecture fields"
-)
-
-
-def _from_file(path: Path) -> ModelSpec:
-    data = read_json(path)
+def _from_data(data: Any, name: str, origin: str) -> ModelSpec:
+    """Model of a profile, or of a Hugging Face configuration."""
     if isinstance(data, dict) and "kind" in data and "model_type" not in data:
-        return model_from_profile(parse_profile(data, origin=str(path)))
-    name = path.parent.name if path.name == "config.json" else path.stem
-    return check_build(model_from_config(data, name=name, origin=str(path)))
+        return model_from_profile(parse_profile(data, origin=origin))
+    return check_build(model_from_config(data, name=name, origin=origin))
 
 
 def model_from_profile(profile: ModuleProfile) -> ModelSpec:
