@@ -17,7 +17,7 @@ from optimizer.commands.recommend.tables import plan_row
 from optimizer.commands.request_options import RequestCommand, calibration_option, chosen_calibration
 from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
 from optimizer.contract.request import Constraints, Workload
-from optimizer.contract.units import parse_hours, parse_usd
+from optimizer.contract.units import parse_count, parse_hours, parse_usd
 from optimizer.what_if import Axis, find_curves
 
 COLUMNS = {
@@ -35,7 +35,7 @@ COLUMNS = {
     "cost_usd_expected": "USD",
     "cost_usd_p95": "p95 USD",
 }
-_PARSERS: dict[Axis, Callable[[str], float]] = {"deadline": parse_hours, "nodes": int, "budget": parse_usd}
+_PARSERS: dict[Axis, Callable[[str], float]] = {"deadline": parse_hours, "nodes": parse_count, "budget": parse_usd}
 _REQUEST_PARAMETERS = {"request_file", "model", *Workload.model_fields, *Constraints.model_fields}
 
 

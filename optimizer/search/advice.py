@@ -13,7 +13,7 @@ from bootstrap.contract import trainer
 from bootstrap.contract.timings import BLOCK_TAIL
 from bootstrap.contract.words import counted
 from optimizer.contract.hardware import Offer, break_even_hours
-from optimizer.contract.plan import FleetPlan, describe_undriven
+from optimizer.contract.plan import FleetPlan, describe_undriven, usable_hours
 from optimizer.contract.request import ExistingReservation
 from optimizer.contract.units import HOURS_PER_YEAR, short, usd_text
 from optimizer.performance.case import lengths
@@ -122,7 +122,7 @@ def _note_purchases(
             why = f"regions ({', '.join(limits.regions)}) leave it out"
         elif owned.instance_type not in types:
             why = f"instance_types ({', '.join(limits.instance_types)}) leave it out"
-        elif owned.capacity_block and not owned.capacity_block.usable_hours(datetime.now(UTC)):
+        elif owned.capacity_block and not usable_hours([owned.capacity_block], datetime.now(UTC)):
             over = (owned.capacity_block.end - BLOCK_TAIL).astimezone(UTC)
             why = f"its Capacity Block is over, AWS ended the nodes from {over:%Y-%m-%d %H:%M} UTC on"
         elif not any(owned in (purchase.reservation, *purchase.following) for purchase in used):
@@ -185,8 +185,10 @@ def note_commitments(plan: FleetPlan, offer: Offer | None) -> Iterator[str]:
     price, needed = offer.reserved_1yr, break_even_hours(offer.reserved_1yr, offer.on_demand)
     year_usd = price.usd_per_hour * HOURS_PER_YEAR
     if any(node.market == "reserved-1yr" for node in plan.node_prices_usd_per_hour):
+        years = math.ceil(plan.hours.p95 / HOURS_PER_YEAR)
+        term = "a one-year reservation" + (f", {years} times in turn," if years > 1 else "")
         yield (
-            f"a one-year reservation of {nodes} x {place} bills {nodes * year_usd:,.0f} USD, used or not, all in the "
+            f"{term} of {nodes} x {place} bills {years * nodes * year_usd:,.0f} USD, used or not, all in the "
             f"plan; its {short(hours)} h cost {nodes * hours * offer.on_demand.usd_per_hour:,.0f} USD on demand; buy "
             "it first: the stack buys none"
         )

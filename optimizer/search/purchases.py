@@ -120,7 +120,7 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
                 offer=offer,
                 price=price,
                 reservation=owned,
-                hours=usable_hours(blocks, datetime.now(UTC), 0.0) if blocks else math.inf,
+                hours=usable_hours(blocks, datetime.now(UTC)) if blocks else math.inf,
                 gaps=block_gaps(blocks, datetime.now(UTC)),
                 following=tuple(following),
                 fallback=bool(blocks and offer.on_demand and limits.spot_fallback == "on-demand"),
@@ -141,7 +141,7 @@ def _chain_blocks(reservations: Iterable[ExistingReservation], now: datetime) ->
         nodes = (owned.instance_type, owned.region, owned.count, owned.usd_per_hour or 0.0)
         chains.setdefault(nodes if owned.capacity_block else number, []).append(owned)
     return [
-        [owned for owned in chain if not (block := owned.capacity_block) or block.usable_hours(now)][:MOST_BLOCKS]
+        [owned for owned in chain if not (block := owned.capacity_block) or usable_hours([block], now)][:MOST_BLOCKS]
         or chain[-1:]
         for chain in (sorted(chain, key=_begin) for chain in chains.values())
     ]
@@ -162,7 +162,7 @@ def find_purchases(problem: Problem, instance: InstanceType) -> list[PricedPurch
     offers = [offer for region in regions if (offer := problem.catalog.offer(instance.name, region)) is not None]
     offered = [offer.region for offer in offers]
     unoffered = {owned.region for owned in limits.existing_reservations} & set(regions) - set(offered)
-    offers += [Offer(instance=instance, region=region) for region in unoffered]
+    offers += [Offer(instance=instance, region=region) for region in sorted(unoffered)]
     found = [purchase for offer in offers for purchase in list_purchases(offer, limits)]
     if found:
         return found

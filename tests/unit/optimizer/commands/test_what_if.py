@@ -89,6 +89,7 @@ def test_a_row_at_an_old_spot_price_is_marked_as_in_recommend() -> None:
         (("--against", "deadline=soon"), InvalidInputError, "--against is 'deadline=soon'"),
         (("--against", "budget=1k,-5"), InvalidInputError, "--against is 'budget=1k,-5'"),
         (("--against", "nodes=1,8"), InvalidInputError, "--max-nodes 8"),
+        (("--against", "nodes=1.5"), InvalidInputError, "is not a whole number above 0"),
         (("--against", "hours=3"), click.BadParameter, "'hours' is none of deadline, nodes, budget"),
         # recommend has a plan: its request has no budget.
         (("--against", "budget=0.01"), NothingFeasibleError, "without values of budget"),

@@ -59,3 +59,8 @@ def test_a_reservation_is_named_where_a_run_is_long_and_in_full_where_it_is_boug
     (bought, *_) = answer(purchase_options=["reserved"], **where).plans
     (note,) = note_commitments(bought, offer)
     assert f"bills {offer.reserved_1yr.usd_per_hour * 8760:,.0f} USD" in note and "the stack buys none" in note
+    longer = bought.model_copy(update={"hours": bought.hours.model_copy(update={"p95": 9000.0})})
+    (note,) = note_commitments(longer, offer)
+    assert (
+        f"2 times in turn, of 1 x g5.12xlarge in us-east-1 bills {offer.reserved_1yr.usd_per_hour * 17520:,.0f}" in note
+    )
