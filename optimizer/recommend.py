@@ -21,7 +21,7 @@ from optimizer.economics.policy_outlook import price_policies
 from optimizer.performance import calibration as calibrations
 from optimizer.performance.calibration import Calibration
 from optimizer.search.advice import list_notes
-from optimizer.search.alternates import with_alternates
+from optimizer.search.alternates import add_alternates
 from optimizer.search.candidates import find_candidates, list_cheapest
 from optimizer.search.nearest import NearestPlan, find_nearest
 from optimizer.search.plan_builder import build_plans
@@ -119,8 +119,10 @@ def recommend(
     ranking = rank(tables, request)
     contrasts = [candidate for candidate in (ranking.faster, ranking.cheaper) if candidate]
     candidates = list(dict.fromkeys([*ranking.pareto, *ranking.best, *contrasts]))
-    built = with_alternates(problem, candidates, build_plans(problem, candidates))
-    plans = {candidate: plan.seal() for candidate, plan in zip(candidates, built, strict=True)}
+    plans = {
+        candidate: add_alternates(problem, candidate, plan).seal()
+        for candidate, plan in zip(candidates, build_plans(problem, candidates), strict=True)
+    }
     for candidate in ranking.best[:PRICED_PLANS]:
         outlook = price_policies(plans[candidate])
         plans[candidate] = plans[candidate].model_copy(update={"spot_policy": outlook})

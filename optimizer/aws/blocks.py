@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 
 from optimizer.aws import errors, quotas
 from optimizer.aws.paging import filters, pages
-from optimizer.contract.plan import CapacityBlock, FleetPlan
+from optimizer.contract.plan import CapacityBlock, FleetPlan, usable_hours
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -79,7 +79,7 @@ def block_hours(hours: float, window_hours: float = math.inf) -> int:
 
 def train_hours(plan: FleetPlan, times: CapacityBlock, now: datetime) -> float:
     """Hours of a block that the plan can train in, its last checkpoint saved."""
-    return times.usable_hours(now) - plan.reserve_s / 3600
+    return usable_hours([times], now) - plan.reserve_s / 3600
 
 
 def find(client: EC2Client, search: Search) -> list[Offering]:

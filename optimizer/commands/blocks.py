@@ -24,7 +24,7 @@ from optimizer.commands.options import WholeSentences, plan_arguments, read_plan
 from optimizer.commands.output import format_option, say, write_rows
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
-from optimizer.contract.plan import FleetPlan
+from optimizer.contract.plan import FleetPlan, usable_hours
 
 # Days of a calendar. A block starts up to eight weeks ahead:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-blocks.html
@@ -45,7 +45,7 @@ FIELDS: dict[str, Callable[[Offering], Any]] = {
     "upfront_usd": lambda offering: float(offering.usd),
     "usd_per_node_hour": lambda offering: round(offering.usd_per_node_hour, 4),
     "surplus_nodes": lambda offering: offering.nodes - offering.search.nodes,
-    "usable_hours": lambda offering: round(offering.times.usable_hours(datetime.now(UTC)), 2),
+    "usable_hours": lambda offering: round(usable_hours([offering.times], datetime.now(UTC)), 2),
 }
 COLUMNS = {name: name.replace("_", " ") for name in (*FIELDS, "fits_p95")}
 SPARE = ("region", "instance_type", "surplus_nodes", "usable_hours", "end", "zone")

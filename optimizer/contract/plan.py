@@ -27,7 +27,7 @@ from bootstrap.contract.settings import SpotPolicy
 from bootstrap.contract.timings import BLOCK_TAIL, BOOT, LEAVING_S, seconds_to_end, seconds_to_save
 from bootstrap.contract.words import counted
 from optimizer.contract.errors import describe_invalid, unreadable
-from optimizer.contract.units import short, usd_text
+from optimizer.contract.units import short
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -153,10 +153,6 @@ class CapacityBlock(_Model):
     end: AwareDatetime = Field(description="End, likewise.")
     zone_id: Annotated[str, Field(pattern=ZONE_ID)] | None = left_out("Its zone; null for gpufleet:zoneId.")
 
-    def usable_hours(self, now: datetime) -> float:
-        """Hours from ``now`` or the start, whichever is later, until AWS ends the instances, the drain included."""
-        return max(0.0, (self.end - BLOCK_TAIL - max(self.start, now)) / timedelta(hours=1))
-
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.end <= self.start:
@@ -174,7 +170,7 @@ class NextBlock(CapacityBlock):
     capacity_reservation_id: str = Field(pattern=r"^cr-[0-9a-f]{8,17}$")
 
 
-def usable_hours(blocks: Sequence[CapacityBlock], now: datetime, reserve_s: float) -> float:
+def usable_hours(blocks: Sequence[CapacityBlock], now: datetime, reserve_s: float = 0.0) -> float:
     """Hours from ``now`` or the first start until a save of ``reserve_s`` ends the last block; gaps between count."""
     left = max(block.end for block in blocks) - BLOCK_TAIL - max(blocks[0].start, now)
     return max(0.0, left / timedelta(hours=1) - reserve_s / 3600)
@@ -340,16 +336,13 @@ class Staging(_Model):
     data_region: Annotated[str, Field(pattern=REGION)] | None = left_out("Region of the data's bucket, if another.")
     transfer_usd: NonNegative = left_out("USD of the copies' bytes out of data_region, part of transfer.", default=0.0)
 
-    @property
-    def _node_time(self) -> str:
-        minutes = self.node_hours * 60
-        return f"{short(minutes)} min" if minutes >= 1 else f"{short(minutes * 60)} s"
-
     def describe(self, nodes: int) -> str:
         """Say how long ``nodes`` nodes copy, at what rate and cost, and what bounds the rate."""
         each = f"each of {nodes} nodes copies" if nodes > 1 else "the node copies"
+        minutes = self.node_hours * 60
+        took = f"{short(minutes)} min" if minutes >= 1 else f"{short(minutes * 60)} s"
         return (
-            f"{each} {short(self.data_gib)} GiB in {self._node_time}, at the start and when replaced "
+            f"{each} {short(self.data_gib)} GiB in {took}, at the start and when replaced "
             f"({short(self.gib_per_s)} GiB/s, bound by {self.bound}): {short(self.hours)} h and "
             f"{self.compute_usd:,.2f} USD of compute in all, {self.storage_usd:,.2f} USD of S3 storage and requests"
             + (f", {self.transfer_usd:,.2f} USD of transfer from {self.data_region}" if self.data_region else "")
@@ -363,15 +356,11 @@ class PlannedLustre(_Model):
     data_gib: Positive = Field(description="Size of the data in S3.")
     usd: NonNegative = Field(description="USD of it over the run, part of storage.")
 
-    @property
-    def mb_per_s(self) -> float:
-        """Throughput that AWS provides without burst, of all nodes together."""
-        return LUSTRE_MB_PER_S_PER_TIB * self.storage_gib / 1024
-
     def describe(self) -> str:
-        """Say what the file system is, reads and costs."""
+        """Say what the file system is, reads and costs; AWS provides its throughput without burst."""
+        mb_per_s = LUSTRE_MB_PER_S_PER_TIB * self.storage_gib / 1024
         return (
-            f"FSx for Lustre of {self.storage_gib:,} GiB, {short(self.mb_per_s)} MB/s for all nodes, holds what they "
+            f"FSx for Lustre of {self.storage_gib:,} GiB, {short(mb_per_s)} MB/s for all nodes, holds what they "
             f"read of {short(self.data_gib)} GiB in S3: {self.usd:,.2f} USD over the run"
         )
 
@@ -625,18 +614,7 @@ class FleetPlan(_Model):
         # Not model_copy, which keeps the values of cached properties.
         return FleetPlan.model_construct(**fields)
 
-    def describe_alternates(self, most: int = 3) -> str:
-        """The first alternates with their expected USD: "spot in use1-az6 (38.95 USD), 2 more"; ~ at an old price."""
-        shown = []
-        for alternate in self.alternates[:most]:
-            name = "" if alternate.instance_type == self.instance_type else f"{alternate.instance_type} "
-            place = f"{name}{alternate.purchase} in {alternate.zone_id}"
-            dollars = usd_text(alternate.cost_usd.expected, is_old=self._is_old(alternate))
-            shown.append(f"{place} ({dollars} USD)")
-        more = len(self.alternates) - len(shown)
-        return ", ".join([*shown, *([f"{more} more"] if more else [])])
-
-    def _is_old(self, alternate: Alternate) -> bool:
+    def is_old(self, alternate: Alternate) -> bool:
         """Return whether an alternate's spot price was older than the limit when the plan was made."""
         old = self.spot_range
         if old is None or alternate.purchase != "spot":
@@ -778,9 +756,9 @@ class FleetPlan(_Model):
         plain = json.dumps(json.loads(text, parse_int=float), sort_keys=True)
         return self.model_copy(update={"digest": hashlib.sha256(plain.encode()).hexdigest()[:16]})
 
-    def to_json(self, indent: int | None = None) -> str:
+    def to_json(self) -> str:
         """The plan as JSON text."""
-        return json.dumps(self.model_dump(mode="json"), indent=indent)
+        return json.dumps(self.model_dump(mode="json"))
 
 
 def read_plan(text: str, *, plan_number: int = 1, origin: str = "the plan") -> FleetPlan:

@@ -113,11 +113,6 @@ class CandidateTable:
         return self.fastest.nodes[self.configuration]
 
     @property
-    def options(self) -> NDArray[np.str_]:
-        """Purchase option of each candidate."""
-        return np.array([purchase.option for purchase in self.purchases])[self.purchase]
-
-    @property
     def stale(self) -> Bools:
         """Mask of the candidates at a spot price that is older than its limit."""
         old: Bools = np.array([purchase.stale for purchase in self.purchases])[self.purchase]
@@ -264,7 +259,7 @@ def list_cheapest(tables: Iterable[CandidateTable], limits: Constraints) -> dict
 def _cheapest_rows(table: CandidateTable, limits: Constraints) -> Iterable[dict[str, Any]]:
     masks = table.excluded_by(limits)
     excluded = ~table.feasible(limits)
-    nodes, options = table.nodes, table.options
+    nodes, options = table.nodes, np.array([purchase.option for purchase in table.purchases])[table.purchase]
     order = np.lexsort((table.cost.expected, excluded, options, nodes))
     begins = (np.diff(nodes[order], prepend=0) > 0) | (options[order] != np.roll(options[order], 1))
     numbers = {

@@ -80,9 +80,8 @@ def _order(plan: NearestPlan) -> float:
 
 
 def _move_numbers(problem: Problem, tables: Sequence[CandidateTable]) -> list[NearestPlan]:
-    limits = problem.request.constraints
-    budget, deadline = limits.budget_usd, limits.deadline_hours
-    nearest = []
+    limits, nearest = problem.request.constraints, list[NearestPlan]()
+    given = {"budget_usd": limits.budget_usd, "deadline_hours": limits.deadline_hours}
     # The budget for the deadline, the deadline for the budget, both for the least budget, both for the shortest run.
     for kept, least in (
         ("deadline_hours", "budget_usd"),
@@ -90,14 +89,11 @@ def _move_numbers(problem: Problem, tables: Sequence[CandidateTable]) -> list[Ne
         (None, "budget_usd"),
         (None, "deadline_hours"),
     ):
-        if getattr(limits, least) is None:
-            continue
-        free = {name: None for name in ("budget_usd", "deadline_hours") if name != kept}
-        candidate = find_least(tables, limits.model_copy(update=free), least)
+        free = {name: None for name in given if name != kept}
+        candidate = find_least(tables, limits.model_copy(update=free), least) if given[least] else None
         if candidate is None:
             continue
         needed = find_needs(candidate)
-        given = {"budget_usd": budget, "deadline_hours": deadline}
         changes = {name: needed[name] for name, limit in given.items() if limit is not None and needed[name] > limit}
         if least not in changes:  # another plan of the list moves the other limit less
             continue

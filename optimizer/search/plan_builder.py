@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date
-from functools import cache
 from typing import Any
 
 from optimizer.catalog import Catalog
@@ -109,7 +107,7 @@ def _describe_job(problem: Problem) -> PlannedJob:
         compiled=request.workload.compiled,
         tuning=recipe.tuning,
         framework=recipe.framework,
-        architecture=problem.reach.architecture,
+        architecture=model.build_config,
         model_revision=model.revision or None,
         checkpoint_gib=rounded(problem.checkpoint_gib),
         budget_usd=request.constraints.budget_usd,
@@ -184,7 +182,7 @@ def list_node_prices(purchase: PricedPurchase) -> list[PlanPrice]:
 def node_price(market: Market, offer: Offer, price: HourlyPrice) -> PlanPrice:
     """The price of a node, as a plan has it."""
     item = str(NodeItem(market, offer.instance.name, offer.region))
-    return _price(item, price.usd_per_hour, "hour", price.source, price.as_of)
+    return PlanPrice(item=item, usd=price.usd_per_hour, per="hour", source=price.source, as_of=price.as_of)
 
 
 def list_unit_prices(region: str, catalog: Catalog, work: Workload) -> list[PlanPrice]:
@@ -197,13 +195,11 @@ def list_unit_prices(region: str, catalog: Catalog, work: Workload) -> list[Plan
     elif work.data_gib is not None:
         items.append("s3-read-request")
     prices = (catalog.unit_price(item, region) for item in items)
-    listed = [_price(f"{price.item} {region}", price.usd, price.per, price.source, price.as_of) for price in prices]
+    listed = [
+        PlanPrice(item=f"{price.item} {region}", usd=price.usd, per=price.per, source=price.source, as_of=price.as_of)
+        for price in prices
+    ]
     if work.data_region not in (None, region):
         carry = transfer_price(work.data_region, region)
-        listed.append(_price(carry.item, carry.usd, "GB", carry.source, carry.as_of))
+        listed.append(PlanPrice(item=carry.item, usd=carry.usd, per="GB", source=carry.source, as_of=carry.as_of))
     return listed
-
-
-@cache  # plans of one region share its prices
-def _price(item: str, usd: float, per: str, source: str, as_of: date) -> PlanPrice:
-    return PlanPrice(item=item, usd=usd, per=per, source=source, as_of=as_of)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, Literal, Self, get_args
 
 from bootstrap.contract import trainer
@@ -108,13 +108,11 @@ class Reach:
     """Kinds of parallelism and shardings to search.
 
     Attributes:
-        architecture: configuration that the trainer builds the model from; None where it cannot.
         framework: profile that estimates use: the requested one, and torch for what the reference trainer cannot do.
         beyond_trainer: reasons why the reference trainer cannot train the model as requested, whatever the layout.
         only_trainers: the search leaves out what other training code could do, because nobody asked for more.
     """
 
-    architecture: dict[str, Any] | None
     framework: str
     beyond_trainer: tuple[str, ...]
     axes: tuple[str, ...]
@@ -138,15 +136,10 @@ def find_reach(request: FleetRequest, model: ModelSpec, seq_len: int) -> Reach:
     )
     by_default = limits.parallelism is None and not beyond
     splits = trainer.splits(architecture, seq_len, work.optimizer, work.tuning)
-    axes: tuple[str, ...] = AXES
-    shardings: tuple[str, ...] = SHARDINGS
-    if by_default:
-        axes = splits
-        shardings = trainer.shardings(work.optimizer, work.tuning)
-    axes = limits.parallelism or axes
+    axes = limits.parallelism or (splits if by_default else AXES)
+    shardings = trainer.shardings(work.optimizer, work.tuning) if by_default else SHARDINGS
     others_code = work.framework == TRAINER and (beyond or not set(axes) <= set(splits))
     return Reach(
-        architecture=architecture,
         framework=DEFAULT if others_code else work.framework,
         beyond_trainer=tuple(beyond),
         axes=axes,
@@ -307,25 +300,17 @@ class Problem:
     def running_costs(self) -> Callable[[str], RunningCosts]:
         """``running_costs`` of a region, looked up once."""
         work = self.request.workload
-        data: dict[str, Any] = {
-            "data_gib": work.data_gib or 0.0,
-            "data_region": work.data_region,
-            "lustre_gib": work.lustre_gib or 0,
-        }
-        return cache(lambda region: running_costs(self.catalog, region, self.checkpoint_gib, **data))
+        data: dict[str, Any] = {"data_gib": work.data_gib or 0.0, "lustre_gib": work.lustre_gib or 0}
+        data |= {"data_region": work.data_region, "checkpoint_gib": self.checkpoint_gib}
+        return cache(partial(running_costs, self.catalog, **data))
 
-    @cached_property
-    def node_copy(self) -> Callable[[str], NodeCopy | None]:
-        """Copy of the data to one node of a type, planned once; None without data, or with a file system for it."""
-        work, volumes = self.request.workload, Volumes()
-
-        def plan_copy(name: str) -> NodeCopy | None:
-            if work.data_gib is None or work.lustre_gib is not None:
-                return None
-            machine = self.catalog.instance_type(name)
-            return node_copy(name, machine, volumes, data_gib=work.data_gib, files=work.data_files)
-
-        return cache(plan_copy)
+    def node_copy(self, name: str) -> NodeCopy | None:
+        """Copy of the data to one node of a type; None without data, or with a file system for it."""
+        work = self.request.workload
+        if work.data_gib is None or work.lustre_gib is not None:
+            return None
+        machine = self.catalog.instance_type(name)
+        return node_copy(name, machine, Volumes(), data_gib=work.data_gib, files=work.data_files)
 
 
 def _match(

@@ -14,10 +14,9 @@ import click
 from bootstrap.contract.words import counted
 from optimizer.commands.output import format_number, say, write_table, write_text
 from optimizer.contract.hardware import DERIVED_SPOT
-from optimizer.contract.plan import FleetPlan, NodeItem
+from optimizer.contract.plan import FleetPlan
 from optimizer.contract.units import usd_text
 from optimizer.recommend import Recommendation
-from optimizer.search.nearest import NearestPlan
 from optimizer.search.problem import Rejection
 from optimizer.training_code import describe_demands
 
@@ -82,9 +81,8 @@ def plan_rows(answer: Recommendation) -> list[dict[str, Any]]:
 
 def plan_row(plan: FleetPlan) -> dict[str, Any]:
     """Return a plan's columns: the published ones, and those of tables, which join several."""
-    split, memory = plan.parallelism, plan.memory
+    split, memory, option = plan.parallelism, plan.memory, plan.purchase.in_short
     p95_gib = memory.p95_gib
-    option = plan.purchase.in_short
     return {
         "instance_type": plan.instance_type,
         "region": plan.region,
@@ -140,8 +138,12 @@ def print_answer(answer: Recommendation, next_step: str, *, explain: bool) -> No
         for name, text in lines.items():
             if text:
                 write_text(f"{name:<8} {text}", indent=_INDENT)
-    else:
-        _print_nearest(answer)
+    elif answer.nearest:
+        # The changes are flags of ``recommend``: "--budget 81.77 --deadline 9.2".
+        changes = [" ".join(map(shlex.join, nearest.flags.values())) for nearest in answer.nearest]
+        rows = [plan_row(near.plan) | {"changes": text} for near, text in zip(answer.nearest, changes, strict=True)]
+        title = "No plan keeps the limits; the nearest with (a budget pays the drain too)"
+        write_table(rows, NEAREST_COLUMNS, title=title, spare=("region", "hours_p95"))
     if explain:
         _print_explanation(answer)
     elif not answer.plans and not answer.nearest:
@@ -191,8 +193,11 @@ def describe_spot(plans: Sequence[FleetPlan]) -> str:
         text = f"{price.usd:,.2f} USD an hour a node on {price.as_of}; {stops:.2g} interruptions expected"
     else:
         return ""
-    if first.alternates:
-        text += f"; else {first.describe_alternates(1)}"
+    for place in first.alternates[:1]:
+        name = "" if place.instance_type == first.instance_type else f"{place.instance_type} "
+        usd = usd_text(place.cost_usd.expected, is_old=first.is_old(place))
+        more = f", {len(first.alternates) - 1} more" if len(first.alternates) > 1 else ""
+        text += f"; else {name}{place.purchase} in {place.zone_id} ({usd} USD){more}"
     if outlook := first.spot_policy:
         text += f"; {outlook.policy}: {usd_text(outlook.cost_usd.expected, is_old=old is first)} USD"
     return text
@@ -233,15 +238,11 @@ def _print_explanation(answer: Recommendation) -> None:
             write_text(f"Spot prices derived from the Spot Advisor's saving, not quoted: plan {', '.join(derived)}.")
         say("\nPlan 1")
         evidence = [f"speed: {plan.calibration.source}; error {plan.calibration.relative_error:.0%}"]
-        nodes = [price for price in plan.prices if NodeItem.parse(price.item)]
-        evidence += [f"{price.item}: {price.usd:g} USD/h, {price.source}, {price.as_of}" for price in nodes]
-        evidence += [describe_demands(plan)]
-        evidence += [plan.spot_policy.describe()] if plan.spot_policy else []
-        evidence += (
-            [f"staging: {plan.staging.describe(plan.node_count)}; {plan.staging.source}"] if plan.staging else []
-        )
+        evidence += [f"{p.item}: {p.usd:g} USD/h, {p.source}, {p.as_of}" for p in plan.prices if p.node]
+        evidence += [describe_demands(plan), plan.spot_policy.describe() if plan.spot_policy else ""]
+        evidence += [f"staging: {s.describe(plan.node_count)}; {s.source}" for s in (plan.staging,) if s]
         evidence += [f"data: {plan.lustre.describe()}"] if plan.lustre else []
-        for line in evidence:
+        for line in filter(None, evidence):
             write_text(f"  {line}", indent="    ")
         write_places(plan)
     _print_rejections(answer.rejected, "Rejected types and the constraint that binds")
@@ -251,23 +252,10 @@ def _print_explanation(answer: Recommendation) -> None:
     )
 
 
-def _print_nearest(answer: Recommendation) -> None:
-    if not answer.nearest:
-        return
-    rows = [plan_row(nearest.plan) | {"changes": describe_changes(nearest)} for nearest in answer.nearest]
-    title = "No plan keeps the limits; the nearest with (a budget pays the drain too)"
-    write_table(rows, NEAREST_COLUMNS, title=title, spare=("region", "hours_p95"))
-
-
 def _print_rejections(rejected: Sequence[Rejection], title: str) -> None:
     if rejected:
         click.echo()
         write_table([asdict(rejection) for rejection in rejected], REJECTED_COLUMNS, title=title)
-
-
-def describe_changes(nearest: NearestPlan) -> str:
-    """The changes of a nearest plan as flags of ``recommend``: "--budget 81.77 --deadline 9.2"."""
-    return " ".join(shlex.join(words) for words in nearest.flags.values())
 
 
 def write_places(plan: FleetPlan) -> None:

@@ -89,12 +89,11 @@ def test_a_row_at_an_old_spot_price_has_one_zone_for_its_dollars_and_their_p95()
 
 def test_an_alternate_at_an_old_spot_price_is_marked_and_no_other() -> None:
     old, fresh = answered(136, purchase="spot").plans[0], answered(1, purchase="spot").plans[0]
-    words = old.describe_alternates(len(old.alternates))
-    assert old.alternates and words.count("(~") == sum(one.purchase == "spot" for one in old.alternates)
-    assert fresh.alternates and "~" not in fresh.describe_alternates(len(fresh.alternates))
+    assert list(filter(old.is_old, old.alternates)) == [one for one in old.alternates if one.purchase == "spot"] != []
+    assert fresh.alternates and not any(map(fresh.is_old, fresh.alternates))
     first = old.alternates[0]
     read_later = first.model_copy(update={"price": first.price.model_copy(update={"as_of": datetime.now(UTC).date()})})
-    assert "~" not in old.model_copy(update={"alternates": (read_later,)}).describe_alternates()
+    assert not old.is_old(read_later)
 
 
 def test_one_line_says_what_a_refresh_settles() -> None:
