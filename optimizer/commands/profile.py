@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from optimizer.commands.options import OutputFile
-from optimizer.commands.output import format_option, say, write_csv, write_json, write_table, write_text
-from optimizer.contract.errors import InvalidInputError
-from optimizer.workload.profile.profiler import check_out_path, is_function, profile_function, write_profile
+from optimizer.commands.output import format_option, json_text, say, write_csv, write_json, write_table, write_text
+from optimizer.contract.errors import GpufleetError, InvalidInputError
+from optimizer.workload.profile.profiler import is_function, profile_function
 from optimizer.workload.profile.records import ModuleProfile
 
 MIB = 2**20
@@ -57,11 +57,19 @@ def command(target: str, out: Path | None, output_format: str) -> None:
             limit="MODULE:FUNCTION, as in my_package.models:build",
             next_step="gpufleet profile --help",
         )
-    if out is not None:
-        check_out_path(out)
+    if out is not None and out.suffix != ".json":  # said before minutes of tracing
+        raise InvalidInputError(
+            f"--out is {out}",
+            limit="a name that ends in .json",
+            why="--model tells a profile by the suffix",
+            next_step=f"--out {out}.json",
+        )
     profile = profile_function(target, progress=lambda line: say(line, err=True))
     if out is not None:
-        write_profile(out, profile)
+        try:
+            out.write_text(json_text(profile.model_dump(mode="json")) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise GpufleetError(f"{out} cannot be written: {error}", next_step="give another --out") from error
     if output_format == "json":
         write_json(profile.model_dump(mode="json"))
     elif output_format == "csv":

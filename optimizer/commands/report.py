@@ -20,7 +20,7 @@ from optimizer.commands.status.measures import compare, headline
 from optimizer.commands.status.reading import read
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import FleetPlan
-from optimizer.report.answer import answer_of, read_answer
+from optimizer.report.answer import read_answer
 from optimizer.report.page import render
 from optimizer.report.run import Run, read_run
 
@@ -58,7 +58,7 @@ def command(plan: str, plan_number: int, out: Path, directory: Path) -> None:
     if its_stack and its_stack.is_file():
         with patience("reading the stack and its ledger"):
             chosen, run = _read_stack(plan, directory, now)
-        answer = answer_of(chosen)
+        answer = read_answer(chosen.to_json())
     elif its_stack and not Path(plan).suffix:
         raise InvalidInputError(
             f"{plan} is no file, and {its_stack} is missing",

@@ -50,11 +50,6 @@ class ReportAnswer:
     extras: AnswerExtras
 
 
-def answer_of(plan: FleetPlan) -> ReportAnswer:
-    """Return the answer that one plan alone is."""
-    return read_answer(plan.to_json())
-
-
 def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") -> ReportAnswer:
     """Read one FleetPlan, or recommend's JSON with the ``plan_number``-th plan chosen, or raise PlanError."""
     chosen = read_plan(text, plan_number=plan_number, origin=origin)
@@ -65,12 +60,7 @@ def read_answer(text: str, *, plan_number: int = 1, origin: str = "the plan") ->
         raise PlanError(f"{origin} is no output of recommend: {describe_invalid(error)[0]}") from error
     plans = _read_plans(data.get("plans", [data]), origin, "plans")
     front = _read_plans(data.get("pareto", ()), origin, "pareto")
-    return ReportAnswer(
-        plan=chosen,
-        number=plan_number,
-        candidates=tuple(_number(plans, front)),
-        extras=extras,
-    )
+    return ReportAnswer(plan=chosen, number=plan_number, candidates=tuple(_number(plans, front)), extras=extras)
 
 
 def _read_plans(data: Any, origin: str, name: str) -> list[FleetPlan]:

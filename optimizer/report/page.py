@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,14 @@ from optimizer.report.run import Run
 from optimizer.training_code import describe_demands
 
 _FOLDER = Path(__file__).parent
-# Specifies a chart of a width and a height.
-Drawing = Callable[[tuple[int, int]], dict[str, Any]]
 
 
 def render(answer: ReportAnswer, *, now: datetime, run: Run | None = None) -> str:
     """Return the page as HTML; ``now`` is its date."""
     plan = answer.plan
-    drawings: dict[str, Drawing] = {
-        "cost": lambda size: charts.cost_against_time(answer, size, run),
-    }
+    drawn = {"cost": {name: charts.cost_against_time(answer, size, run) for name, size in charts.SIZES.items()}}
     if run is not None and len(run.losses) > 1:
-        drawings["loss"] = lambda size: charts.loss_by_step(run, size)
+        drawn["loss"] = {name: charts.loss_by_step(run, size) for name, size in charts.SMALL_SIZES.items()}
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     return (
         _environment(now.date())
@@ -46,23 +41,15 @@ def render(answer: ReportAnswer, *, now: datetime, run: Run | None = None) -> st
             usd=usd,
             hours=hours,
             now=now,
-            charts=_draw(drawings),
+            charts={
+                name: {size: Markup(charts.draw(chart)) for size, chart in sizes.items()}  # noqa: S704 - Vega escapes
+                for name, sizes in drawn.items()
+            },
             style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
             script=Markup(script),  # noqa: S704 - our own file
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         )
     )
-
-
-def _draw(drawings: Mapping[str, Drawing]) -> dict[str, dict[str, Markup]]:
-    """Draw each chart in both sizes."""
-    return {
-        name: {
-            size: Markup(charts.draw(specify(pixels)))  # noqa: S704 - Vega escapes what it is given
-            for size, pixels in (charts.SIZES if name == "cost" else charts.SMALL_SIZES).items()
-        }
-        for name, specify in drawings.items()
-    }
 
 
 def _environment(today: date) -> Environment:
@@ -73,15 +60,8 @@ def _environment(today: date) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "usd": usd,
-        "price": price,
-        "hours": hours,
-        "number": short,
-        "count": count,
-    }
-    environment.filters["counted"] = counted
-    environment.filters["age"] = lambda as_of: age(as_of, today)
+    environment.filters |= {"usd": usd, "price": price, "hours": hours, "number": short, "count": count}
+    environment.filters |= {"counted": counted, "age": lambda as_of: age(as_of, today)}
     return environment
 
 

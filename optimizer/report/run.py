@@ -60,17 +60,17 @@ class Run:
     @property
     def hours(self) -> float | None:
         """Hours since the run began, by the controller or by the ledger; until its end where it has ended."""
-        told = self._find_actual(_HOURS)
-        return told if told is not None or self.summary is None else self.summary.wall_seconds / 3600
+        return self._find_actual(_HOURS, self.summary.wall_seconds / 3600 if self.summary else None)
 
     @property
     def usd(self) -> float | None:
         """USD so far, by the controller's meter or by the ledger."""
-        told = self._find_actual(_METER)
-        return told if told is not None or not (self.summary and self.summary.usd) else sum(self.summary.usd.values())
+        usd = self.summary.usd if self.summary else None
+        return self._find_actual(_METER, sum(usd.values()) if usd else None)
 
-    def _find_actual(self, measure: str) -> float | None:
-        return next((row["actual"] for row in self.measures if row["measure"] == measure), None)
+    def _find_actual(self, measure: str, by_ledger: float | None) -> float | None:
+        known = (row["actual"] for row in self.measures if row["measure"] == measure and row["actual"] is not None)
+        return next(known, by_ledger)
 
     @property
     def ledger_rows(self) -> list[tuple[str, float, float, float | None]]:

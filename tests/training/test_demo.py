@@ -10,7 +10,7 @@ import pytest
 
 from bootstrap.contract.ledger import LEDGER_FILE
 from examples.worked import TOYS
-from optimizer.report.answer import answer_of
+from optimizer.report.answer import read_answer
 from optimizer.report.page import render
 from optimizer.report.run import read_run
 from tests.pages.demo_run import demo_plan
@@ -42,7 +42,7 @@ def test_interrupted_run_equals_the_undisturbed_one(warm: Warm, tmp_path: Path) 
     assert any(one.repeated for one in run.breaks[1:])
     assert "spot/instance-action" in run.breaks[0].cause and run.breaks[2].cause.startswith("killed")
     assert run.losses[-1]["step"] == 60 and run.losses[-1]["loss"] < run.losses[0]["loss"]
-    assert " trained examples/tiny_gpt.py " in render(answer_of(plan), now=datetime.now(UTC), run=run)
+    assert " trained examples/tiny_gpt.py " in render(read_answer(plan.to_json()), now=datetime.now(UTC), run=run)
 
 
 @pytest.mark.timeout(400)

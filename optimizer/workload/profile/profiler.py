@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, describe_invalid
+from optimizer.contract.errors import DataMissingError, InvalidInputError, describe_invalid
 from optimizer.workload.profile.records import ModuleProfile
 
 INSTALL_TORCH = "pip install 'gpufleet[torch]'"
@@ -62,22 +60,3 @@ def parse_profile(data: Any, *, origin: str) -> ModuleProfile:
             limit="what gpufleet profile --format json prints (schema 1)",
             next_step="gpufleet profile MODULE:FUNCTION --out model.json",
         ) from error
-
-
-def check_out_path(path: Path) -> None:
-    """Check that ``--model`` will take ``path`` for a profile, before minutes of tracing."""
-    if path.suffix != ".json":
-        raise InvalidInputError(
-            f"--out is {path}",
-            limit="a name that ends in .json",
-            why="--model tells a profile by the suffix",
-            next_step=f"--out {path}.json",
-        )
-
-
-def write_profile(path: Path, profile: ModuleProfile) -> None:
-    """Write ``profile`` as JSON; ``--model PATH`` reads it."""
-    try:
-        path.write_text(json.dumps(profile.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise GpufleetError(f"{path} cannot be written: {error}", next_step="give another --out") from error

@@ -128,19 +128,15 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if packet is aten.convolution:
             counts.convolution_outputs += outputs[0].numel()
         if not kind:
-            counts.traffic_bytes += sum(_moved(tensor) for tensor in [*inputs, *outputs])
-            if func.namespace not in ("aten", "prims") or packet in _UNCOUNTED or _solves(packet):
+            # A broadcast tensor is read once.
+            counts.traffic_bytes += sum(
+                min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes())
+                for tensor in [*inputs, *outputs]
+            )
+            solves = "linalg" in str(packet) and packet not in _CHEAP
+            if func.namespace not in ("aten", "prims") or packet in _UNCOUNTED or solves:
                 counts.uncounted.add(str(packet))
         return out
-
-
-def _solves(packet: Any) -> bool:
-    return "linalg" in str(packet) and packet not in _CHEAP
-
-
-def _moved(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor that one kernel reads or writes; a broadcast tensor is read once."""
-    return min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes())
 
 
 def _grouped_product(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor, *_: Any) -> torch.Tensor:

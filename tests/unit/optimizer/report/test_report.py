@@ -11,7 +11,7 @@ import pytest
 from bootstrap.contract.ledger import LedgerError
 from optimizer.contract.plan import PlanError
 from optimizer.report import facts
-from optimizer.report.answer import ReportAnswer, answer_of, read_answer
+from optimizer.report.answer import ReportAnswer, read_answer
 from optimizer.report.page import age, hours, price, render, usd
 from optimizer.report.run import read_run
 from optimizer.search.problem import Rejection
@@ -90,7 +90,7 @@ def test_the_dearest_zone_is_named_where_there_are_several() -> None:
     zones = {"age_days": 136, "limit_days": 1}
     pages = {
         count: render(
-            answer_of(sample_plan(spot_range={**zones, "zones": count, "cost_usd_dearest": 555.0})),
+            read_answer(sample_plan(spot_range={**zones, "zones": count, "cost_usd_dearest": 555.0}).to_json()),
             now=NOW,
         )
         for count in (1, 4)
@@ -176,7 +176,7 @@ def test_a_run_is_read_from_its_ledger() -> None:
     assert run.finished and run.usd == pytest.approx(36.0 * 10320 / 3600)
     going_on = read_run(lines[:4])
     assert not going_on.finished
-    page = unescape(render(answer_of(PLAN), now=NOW, run=run))
+    page = unescape(render(read_answer(PLAN.to_json()), now=NOW, run=run))
     for words in (
         *("training that was repeated", "103.20"),
         "killed: its last event has no reason",
@@ -187,10 +187,10 @@ def test_a_run_is_read_from_its_ledger() -> None:
     samples = 110 * PLAN.job.global_batch
     amount = {"steps": 110, "samples": samples, "tokens": samples * PLAN.job.seq_len}
     whole = PLAN.model_copy(update={"job": PLAN.job.model_copy(update=amount)}).seal()
-    assert " trained llama-2-7b on" in unescape(render(answer_of(whole), now=NOW, run=run))
-    assert "has done <b>60 of" in render(answer_of(PLAN), now=NOW, run=going_on)
+    assert " trained llama-2-7b on" in unescape(render(read_answer(whole.to_json()), now=NOW, run=run))
+    assert "has done <b>60 of" in render(read_answer(PLAN.to_json()), now=NOW, run=going_on)
     assert "Loss by step" in page
-    assert "Loss by step" not in render(answer_of(PLAN), now=NOW, run=going_on), "one loss is no curve"
+    assert "Loss by step" not in render(read_answer(PLAN.to_json()), now=NOW, run=going_on), "one loss is no curve"
 
 
 def test_a_ledger_without_a_start_is_refused() -> None:
