@@ -94,10 +94,10 @@ def unused(reservation: Mapping[str, Any]) -> int:
     return int(reservation[f"{'Available' if reservation['State'] == 'active' else 'Total'}InstanceCount"])
 
 
-def used_vcpus(client: EC2Client, account_id: str | None, owns: Callable[[Mapping[str, Any]], bool]) -> Counter[Quota]:
+def used_vcpus(client: EC2Client, account_id: str, owns: Callable[[Mapping[str, Any]], bool]) -> Counter[Quota]:
     """Sum the vCPUs in use by quota: of instances and unused reservations; without what ``owns`` has.
 
-    Reservations that another account shares are not counted where ``account_id`` is known:
+    Reservations that another account shares with ``account_id`` are not counted:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-reservations.html#capacity-reservations-limits
     """
     counts: Counter[tuple[Quota | None, str]] = Counter()
@@ -109,7 +109,7 @@ def used_vcpus(client: EC2Client, account_id: str | None, owns: Callable[[Mappin
     held = filters({"state": ["assessing", "scheduled", "pending", "active", "delayed"]})
     for reservation in pages(client, "describe_capacity_reservations", "CapacityReservations", Filters=held):
         name = reservation["InstanceType"]
-        if account_id is not None and reservation.get("OwnerId", account_id) != account_id:
+        if reservation.get("OwnerId", account_id) != account_id:
             continue
         if not is_block(reservation) and not owns(reservation):
             counts[on_demand(name), name] += unused(reservation)

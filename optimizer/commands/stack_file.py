@@ -188,6 +188,6 @@ def caller_of(region: str) -> Any:
     with errors.explained(
         "AWS does not say whose account this is",
         why="the names of the stack's resources hold the account",
-        next_step=errors.CHECK_CREDENTIALS,
+        next_step=f"{errors.CHECK_CREDENTIALS}; aws account enable-region --region-name {region} enables a region",
     ):
         return clients.sts(region).get_caller_identity()

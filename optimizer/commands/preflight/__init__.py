@@ -171,7 +171,7 @@ def _document(report: PreflightReport, plan: FleetPlan, stack: str | None) -> di
     return {
         "schema_version": SCHEMA_VERSION,
         "checked_at": report.at.isoformat(timespec="seconds"),
-        "account": report.account.id if report.account else None,
+        "account": report.account_id,
         "region": plan.region,
         "stack": stack,
         "plan": {

@@ -28,8 +28,7 @@ def check_instance_quotas(context: Context) -> Iterator[Finding]:
             next_step=f"aws service-quotas list-service-quotas --region {context.region} --service-code ec2",
         )
     # This stack's own nodes are part of the plan's need.
-    account_id = context.account.id if context.account else None
-    used = ask(partial(quotas.used_vcpus, context.ec2, account_id, context.owns))
+    used = ask(partial(quotas.used_vcpus, context.ec2, context.account_id, context.owns))
     for need in _node_needs(context):
         yield _compare(context, need, used)
 

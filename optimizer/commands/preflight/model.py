@@ -54,14 +54,6 @@ def named(check: str, findings: Iterable[Finding]) -> Iterator[Finding]:
         yield finding if finding.check else replace(finding, check=check)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Account:
-    """The account of the credentials, and the caller's ARN."""
-
-    id: str
-    arn: str
-
-
 # Errors of a call to AWS, or of an answer that lacks a field.
 UNREADABLE = (*errors.AWS_ERRORS, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
@@ -145,7 +137,7 @@ class Context:
 
     settings: StackSettings
     stack: str  # empty where none was named
-    account: Account | None
+    account_id: str  # of the credentials
     ec2: EC2Client
     service_quotas: Any
     subnet_zones: tuple[str, ...] | Unknown

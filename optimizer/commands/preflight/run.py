@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from functools import partial
 
 from infra.settings import StackSettings
-from optimizer.aws import clients, errors
+from optimizer.aws import clients
 from optimizer.commands.preflight import capacity, image, money, network, reservation
-from optimizer.commands.preflight.model import LEVELS, Account, Check, Context, Finding, Unknown, ask, named, passed
-from optimizer.contract.errors import GpufleetError
+from optimizer.commands.preflight.model import LEVELS, Check, Context, Finding, ask, passed
+from optimizer.commands.stack_file import caller_of
 
 # In the order of printing within a level.
 CHECKS = (
@@ -33,42 +33,15 @@ CHECKS_AT_ONCE = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreflightReport:
-    """The findings, errors first, of checks that began ``at`` (UTC); ``account`` is None where AWS did not say."""
+    """The findings, errors first, of checks that began ``at`` (UTC)."""
 
-    account: Account | None
+    account_id: str
     at: datetime
     findings: tuple[Finding, ...]
 
     def counts(self) -> dict[str, int]:
         """Return the number of findings of each level."""
         return {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
-
-
-def identify(region: str) -> Account | Unknown:
-    """Return the account of the credentials; the call needs no permission, and the region to be enabled.
-
-    https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html
-
-    Raises:
-        GpufleetError: there are no credentials, AWS refuses them in ``region``, or it cannot be reached.
-    """
-
-    def call() -> Account:
-        try:
-            answer = clients.sts(region).get_caller_identity()
-        except Exception as error:
-            if errors.stops_all_calls(error):
-                raise GpufleetError(
-                    f"nothing was checked in {region}: {errors.reason(error)}",
-                    limit="credentials that may read, and a way to AWS",
-                    why="preflight asks the account the plan would run in",
-                    next_step=f"{errors.CHECK_CREDENTIALS}; aws account enable-region --region-name {region} enables "
-                    "a region",
-                ) from error
-            raise
-        return Account(id=answer["Account"], arn=answer["Arn"])
-
-    return ask(call)
 
 
 def preflight(
@@ -87,17 +60,13 @@ def preflight(
         GpufleetError: no credentials, refused ones, or no way to AWS.
     """
     now, region = at or datetime.now(UTC), settings.plan.region
-    caller = identify(region)
-    if isinstance(caller, Unknown):
-        first = caller.finding(why="names of buckets and keys hold the account")
-    else:
-        first = passed(f"account {caller.id} as {caller.arn}", value=caller.id)
-    ec2 = clients.ec2(region)
-    known_account = None if isinstance(caller, Unknown) else caller
+    caller = caller_of(region)
+    account_id, ec2 = caller["Account"], clients.ec2(region)
+    identity = passed(f"account {account_id} as {caller['Arn']}", check="identity", value=account_id)
     context = Context(
         settings=settings,
         stack=stack,
-        account=known_account,
+        account_id=account_id,
         ec2=ec2,
         service_quotas=clients.service_quotas(region),
         subnet_zones=ask(partial(network.subnet_zones, ec2, settings.subnet_ids)),
@@ -105,6 +74,6 @@ def preflight(
     )
     with ThreadPoolExecutor(max_workers=CHECKS_AT_ONCE) as pool:
         answers = list(pool.map(lambda check: list(check(context)), (*CHECKS, *more)))
-    findings = [*offline, *named("identity", [first]), *(finding for answer in answers for finding in answer)]
+    findings = [*offline, identity, *(finding for answer in answers for finding in answer)]
     findings.sort(key=lambda finding: LEVELS.index(finding.level))
-    return PreflightReport(account=known_account, at=now, findings=tuple(findings))
+    return PreflightReport(account_id=account_id, at=now, findings=tuple(findings))

@@ -22,7 +22,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from infra.settings import StackSettings
 from optimizer.aws import clients
-from optimizer.commands.preflight.model import Account, Context, Finding, Unknown
+from optimizer.commands.preflight.model import Context, Finding, Unknown
 from optimizer.commands.preflight.run import CHECKS
 from optimizer.contract.plan import FleetPlan
 from tests.plans import sample_plan
@@ -34,7 +34,6 @@ RESERVATION = "cr-0123456789abcdef0"
 START, END = NOW + timedelta(hours=24), NOW + timedelta(hours=48)
 ACCOUNT = "123456789012"
 ARN = f"arn:aws:iam::{ACCOUNT}:user/reader"
-WHO = Account(id=ACCOUNT, arn=ARN)
 IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20261009"
 PARAMETER = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 
@@ -299,7 +298,6 @@ def context(
     plan: FleetPlan | None = None,
     *,
     stack: str = "dev",
-    account: Account | None = WHO,
     subnet_zones: tuple[str, ...] | Unknown = (),
     **changes: Any,
 ) -> Context:
@@ -307,7 +305,7 @@ def context(
     return Context(
         settings=target(plan, **changes),
         stack=stack,
-        account=account,
+        account_id=ACCOUNT,
         ec2=clients.ec2("us-east-1"),
         service_quotas=clients.service_quotas("us-east-1"),
         subnet_zones=subnet_zones,

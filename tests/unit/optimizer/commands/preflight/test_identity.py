@@ -6,30 +6,25 @@ from typing import Any
 
 import pytest
 
-from optimizer.commands.preflight.model import Account, Unknown
-from optimizer.commands.preflight.run import identify
+from optimizer.commands.preflight.model import Unknown
+from optimizer.commands.preflight.run import preflight
 from optimizer.contract.errors import GpufleetError
 from tests.unit.optimizer.commands.preflight.account import (
-    ACCOUNT,
-    ARN,
     FakeAws,
     Refusal,
     aws,
     context,
+    target,
 )
 
 __all__ = ["aws"]
 
 
-def test_who_asks_is_known(aws: FakeAws) -> None:
-    assert identify("us-east-1") == Account(id=ACCOUNT, arn=ARN)
-
-
 @pytest.mark.parametrize("code", ["ExpiredToken", "OptInRequired", "InvalidClientTokenId", "SignatureDoesNotMatch"])
 def test_credentials_that_aws_refuses_end_it(aws: FakeAws, code: str) -> None:
     aws.answers["GetCallerIdentity"] = Refusal(code, 403)
-    with pytest.raises(GpufleetError, match="nothing was checked in us-east-1: ") as caught:
-        identify("us-east-1")
+    with pytest.raises(GpufleetError, match="AWS does not say whose account this is: ") as caught:
+        preflight(target(), stack="dev")
     assert caught.value.exit_code == 1 and "aws account enable-region --region-name us-east-1" in caught.value.next_step
 
 
