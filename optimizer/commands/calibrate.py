@@ -147,7 +147,7 @@ def command(
 
 def _read_rows(file: StackFile) -> list[MeasuredRow]:
     """Read all rows of a stack; DataMissingError without one."""
-    names, _ = resolve_names(file)
+    names = resolve_names(file)
     place = f"s3://{names.bucket}/{names.checkpoint_prefix}/{FOLDER}"
     hint = f"gpufleet status --stack {file.stack} tells what the credentials may read"
     with errors.explained(f"{place} cannot be read", next_step=hint):

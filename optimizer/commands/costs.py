@@ -63,7 +63,7 @@ def command(stack: str | None, directory: Path, since: datetime | None, output_f
     """
     file = read_stack(stack, directory)
     stack, plan = file.stack, follow_policy(file.plan, file.config)
-    names, _ = resolve_names(file)
+    names = resolve_names(file)
     with patience("asking Cost Explorer"):
         bill = read(names, since=since.date() if since else None, now=datetime.now(UTC))
     if output_format == "json":

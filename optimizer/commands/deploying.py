@@ -76,7 +76,7 @@ def follow_run(
     Returns True when the run ``leaves`` the stack; without somebody who follows it by ``again`` it does not.
     """
     file, since = read_stack(stack, directory), datetime.now(UTC)
-    names, _ = resolve_names(file)
+    names = resolve_names(file)
 
     def ended(reading: Reading) -> bool:
         state = reading.state

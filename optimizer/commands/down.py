@@ -66,7 +66,7 @@ def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, sav
 
 def _count_nodes(file: StackFile, *, save: bool) -> int:
     """Count the stack's nodes; where AWS does not tell, a GpufleetError if they are to save a checkpoint, else 0."""
-    names, _ = resolve_names(file)
+    names = resolve_names(file)
     try:
         groups = read_groups(clients.autoscaling(names.region), names.groups)
     except errors.AWS_ERRORS as error:
@@ -102,7 +102,7 @@ def _follow_moves(file: StackFile, directory: Path) -> Names | None:
     found, seen = None, {file.stack}
     while True:
         try:
-            request = read_asked(resolve_names(file)[0])
+            request = read_asked(resolve_names(file))
         except GpufleetError as error:
             if not (error.__cause__ and errors.is_key_unusable(error.__cause__)):
                 raise
@@ -111,7 +111,7 @@ def _follow_moves(file: StackFile, directory: Path) -> Names | None:
             return found
         seen.add(request.moved_to)
         file = read_stack(request.moved_to, directory)
-        found, _ = resolve_names(file)
+        found = resolve_names(file)
 
 
 def _end_spend(stack: str, names: Names) -> None:

@@ -51,7 +51,7 @@ def command(rank: str, stack: str | None, directory: Path, yes: bool, timeout: f
     restarts, and loses what a real interruption costs: the ledger has it. Only a whole gang with a checkpoint is
     interrupted. Exit status 1: the run did not come back within --timeout. A refusal names the permissions it takes.
     """
-    names, _ = resolve_names(read_stack(stack, directory))
+    names = resolve_names(read_stack(stack, directory))
     key = node_id(names, rank)
     lifecycle, step, lines = _check(names, key)
     if not yes:

@@ -114,7 +114,7 @@ def pool_rows(catalog: Catalog, pools: Sequence[LearnedPool]) -> list[dict[str, 
 
 def _read_state(file: StackFile) -> tuple[str, ControllerState | None]:
     """Read a stack's state, with its place."""
-    names, _ = resolve_names(file)
+    names = resolve_names(file)
     place = f"s3://{names.bucket}/{names.control_prefix}/state.json"
     hint = f"gpufleet status --stack {file.stack} tells what the credentials may read"
     with errors.explained(f"{place} cannot be read", next_step=hint):

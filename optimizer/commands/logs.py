@@ -46,7 +46,7 @@ def command(
     are kept for 30 days, and outlive their node. Needs logs:FilterLogEvents on the stack's log
     group.
     """
-    names, _ = resolve_names(read_stack(stack, directory))
+    names = resolve_names(read_stack(stack, directory))
     reader = LogReader(
         client=clients.logs(names.region),
         group=names.log_group,

@@ -83,7 +83,7 @@ def command(plan: str, plan_number: int, out: Path, directory: Path) -> None:
 def _read_stack(stack: str, directory: Path, now: datetime) -> tuple[FleetPlan, Run]:
     """Read a deployed stack's plan and run, as ``gpufleet status`` does."""
     file = read_stack(stack, directory)
-    names, _ = resolve_names(file)
+    names = resolve_names(file)
     reading, plan = read(names, now), follow_policy(file.plan, file.config)
     s3, lines = clients.s3(names.region), list[str]()
     lines = reading.attempt("ledger", lambda: read_ledger_lines(s3, names.bucket, names.checkpoint_prefix), lines)

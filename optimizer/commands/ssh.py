@@ -44,7 +44,7 @@ def command(rank: str, stack: str | None, directory: Path, port: int | None, loc
             why="Session Manager needs the AWS CLI; the nodes take no connection from outside",
             next_step="install it: https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
         )
-    names, _ = resolve_names(read_stack(stack, directory))
+    names = resolve_names(read_stack(stack, directory))
     ports = {"portNumber": [str(port)], "localPortNumber": [str(local_port or port)]}
     document = ("--document-name", "AWS-StartPortForwardingSession", "--parameters", json.dumps(ports))
     # https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-sessions-start.html

@@ -157,18 +157,18 @@ def change_stack_file(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     return before
 
 
-def resolve_names(file: StackFile) -> tuple[Names, str]:
-    """Return the stack's physical names and the caller's ARN, by STS GetCallerIdentity, which needs no permission.
+def resolve_names(file: StackFile) -> Names:
+    """Return the stack's physical names, by STS GetCallerIdentity, which needs no permission.
 
     Raises:
         InvalidInputError: no stack name.
         GpufleetError: AWS did not answer, so that no name is known.
     """
     check_name(file.stack, next_step="name the stack as it was named to stack set")
-    caller = caller_of(file.plan.region)
-    arn = caller["Arn"]
-    names = Names(stack=file.stack, account_id=caller["Account"], region=file.plan.region, partition=arn.split(":")[1])
-    return names, arn
+    caller, region = caller_of(file.plan.region), file.plan.region
+    return Names(
+        stack=file.stack, account_id=caller["Account"], region=region, partition=caller["Arn"].split(":")[1]
+    )
 
 
 def read_asked(names: Names) -> PersonRequest | None:

@@ -17,7 +17,7 @@ from optimizer.aws.drain import Drain
 from optimizer.commands.asking import dry_run_option, end_dry_run
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
-from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
+from optimizer.commands.stack_file import StackFile, caller_of, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
 
 AFTERWARDS = (
@@ -26,14 +26,14 @@ AFTERWARDS = (
 )
 
 
-def ask(names: Names, caller: str, want: Want, **move: Any) -> None:
+def ask(names: Names, want: Want, **move: Any) -> None:
     """Write a request into the stack's bucket; without a bucket there is no controller either.
 
     A controller without the bucket's key starts no node again, so that stopping needs no request.
 
     ``move`` is as of ``write_request``: where the run goes on, what other stacks spent.
     """
-    s3, now = clients.s3(names.region), datetime.now(UTC)
+    s3, caller, now = clients.s3(names.region), caller_of(names.region)["Arn"], datetime.now(UTC)
     try:
         control.write_request(s3, names.bucket, names.control_prefix, want=want, by=caller, now=now, **move)
     except errors.AWS_ERRORS as error:
@@ -65,22 +65,22 @@ def command(stack: str | None, directory: Path, no_wait: bool) -> None:
     its timeout, this command does the same itself: it always ends. Progress is on standard error.
     """
     file = read_stack(stack, directory)
-    minutes, (names, caller) = file.plan.terminate_timeout_s / 60, resolve_names(file)
+    minutes, names = file.plan.terminate_timeout_s / 60, resolve_names(file)
     end_dry_run(f"stack {file.stack} would save a checkpoint within {minutes:.0f} min, and end {file.plan.fleet}")
     if no_wait:
-        ask(names, caller, "stop")
+        ask(names, "stop")
         say(f"asked stack {file.stack} to stop; gpufleet status --stack {file.stack} follows it")
     else:
         end_nodes(file)
         click.echo(AFTERWARDS.format(stack=file.stack))
 
 
-def end_nodes(file: StackFile, moved_to: str = "") -> tuple[Names, str]:
-    """Ask a stack to stop, and follow its drain; return its names and the caller's ARN."""
-    names, caller = resolve_names(file)
-    ask(names, caller, "stop", moved_to=moved_to)
+def end_nodes(file: StackFile, moved_to: str = "") -> Names:
+    """Ask a stack to stop, and follow its drain; return its names."""
+    names = resolve_names(file)
+    ask(names, "stop", moved_to=moved_to)
     follow_drain(names, timedelta(seconds=file.plan.terminate_timeout_s))
-    return names, caller
+    return names
 
 
 def follow_drain(names: Names, save: timedelta) -> None:

@@ -160,6 +160,6 @@ def _ask(plan: FleetPlan, stack: str, again: str) -> None:
 def _resume_stopped(stack: str, directory: Path) -> None:
     """Lift a request to stop, which outlives ``gpufleet down``, or gpufleet:waits: otherwise no node would start."""
     file = read_stack(stack, directory)
-    request = read_asked(resolve_names(file)[0])
+    request = read_asked(resolve_names(file))
     if request.want == "stop" if request else file.config.get("gpufleet:waits"):
         click.get_current_context().invoke(resume, stack=stack, directory=directory)

@@ -117,7 +117,7 @@ def command(
         else:
             # The other stack was asked to stop before this one was.
             end_dry_run(f"stack {source.stack} would go on, and its move to stack {target.stack} be taken back")
-            let_run(*resolve_names(source))
+            let_run(resolve_names(source))
             say(f"the move to stack {target.stack} is taken back: stack {source.stack} goes on")
         target = source
     else:
@@ -148,10 +148,10 @@ def others_of_job(file: StackFile, directory: Path) -> list[StackFile]:
 
 def find_run(file: StackFile, directory: Path) -> tuple[StackFile, StackFile | None]:
     """Return the stack that has the run, by the moves from ``file``, and the one that an interrupted move goes to."""
-    asked = read_asked(resolve_names(file)[0])
+    asked = read_asked(resolve_names(file))
     while asked and asked.moved_to:
         other = read_stack(asked.moved_to, directory)
-        theirs = read_asked(resolve_names(other)[0])
+        theirs = read_asked(resolve_names(other))
         if theirs and theirs.moved_to == file.stack:
             # Each names the other until the run has arrived. The one that it leaves was asked last.
             return (file, other) if asked.at >= theirs.at else (other, file)
@@ -161,7 +161,7 @@ def find_run(file: StackFile, directory: Path) -> tuple[StackFile, StackFile | N
 
 def read_run(file: StackFile) -> tuple[ControllerState | None, Carried]:
     """Read the controller's state, and find the newest valid checkpoint and the ledger, which go along."""
-    names, _ = resolve_names(file)
+    names = resolve_names(file)
     with errors.explained(f"the checkpoints in {names.bucket} cannot be read"):
         carried = find_carried(clients.s3(names.region), names.bucket, names.checkpoint_prefix)
     return read_state(names), carried
@@ -225,7 +225,7 @@ def find_place(
 
 
 def _refuse_second_run(file: StackFile) -> None:
-    names, _ = resolve_names(file)
+    names = resolve_names(file)
     asked, state = read_asked(names), read_state(names)
     is_asked = asked is not None and asked.want == "run"
     if state and state.phase not in ENDED and (is_asked or state.nodes.in_service + state.nodes.pending):
@@ -335,7 +335,7 @@ def stand_up(
 
 def hand_over(source: StackFile, target: StackFile, again: str) -> None:
     """End the old nodes, copy the checkpoint, and let the new stack go on from it and from the dollars spent."""
-    names, caller = end_nodes(source, moved_to=target.stack)
+    names = end_nodes(source, moved_to=target.stack)
     last = datetime.now(UTC) + SETTLES_WITHIN
     with patience("waiting for the controller to see the last node's end"):
         while (state := read_state(names)) is not None:
@@ -345,7 +345,7 @@ def hand_over(source: StackFile, target: StackFile, again: str) -> None:
                 break
             time.sleep(POLL_S)
     _, carried = read_run(source)
-    new, _ = resolve_names(target)
+    new = resolve_names(target)
     say(f"copying {carried.gib:,.2f} GiB inside S3", err=True)
     with errors.explained(
         f"the copy to {new.bucket} did not end",
@@ -364,7 +364,7 @@ def hand_over(source: StackFile, target: StackFile, again: str) -> None:
         elsewhere[source.stack] = replace(own, usd=own.usd + copy_usd)
         run = {"begun_at": state.run_started_at, "progress": state.progress}
     elsewhere.pop(target.stack, None)
-    let_run(new, caller, elsewhere=elsewhere, **run)
+    let_run(new, elsewhere=elsewhere, **run)
     total = sum(spend.usd for spend in elsewhere.values())
     say(
         f"stack {target.stack} goes on from step {carried.step:,} with {total:,.2f} USD on its meter, which "

@@ -62,10 +62,10 @@ class Walk:
         A region whose account cannot carry out its plan is left out, with its reason.
         """
         known = [file for region in self.regions if (file := find_stack(f"{self.base}-{region}", self.directory))]
-        file = next((file for file in known if read_asked(resolve_names(file)[0])), None)
+        file = next((file for file in known if read_asked(resolve_names(file))), None)
         if file is not None:
             file, target = find_run(file, self.directory)
-            asked = read_asked(resolve_names(file)[0])
+            asked = read_asked(resolve_names(file))
             if target is not None or (asked and asked.want == "run"):
                 end_dry_run(f"stack {(target or file).stack} has the run already, or an interrupted move goes on to it")
                 if target is not None:
@@ -90,7 +90,7 @@ class Walk:
                 self._leave_out(plan.region, error)
                 left.remove(plan.region)
         file = read_stack(stack, self.directory)
-        let_run(*resolve_names(file))
+        let_run(resolve_names(file))
         return file
 
     def follow(self, file: StackFile) -> None:

@@ -87,7 +87,7 @@ def command(stack: str | None, directory: Path, watch_s: float | None, output_fo
         show = partial(_show_all, stacks, directory, output_format)
     else:
         file = read_stack(stack, directory)
-        names, _ = resolve_names(file)
+        names = resolve_names(file)
         plan = follow_policy(file.plan, file.config)
         is_watched = watch_s is not None and output_format == "table"
         if watch_s is not None and is_watched and not sys.stdout.isatty():
@@ -128,7 +128,7 @@ def _show_all(stacks: list[str], directory: Path, output_format: str) -> None:
         for stack in stacks:
             try:
                 file = read_stack(stack, directory)
-                names, _ = resolve_names(file)
+                names = resolve_names(file)
                 documents.append(as_json(names, follow_policy(file.plan, file.config), read(names, datetime.now(UTC))))
             except GpufleetError as error:
                 failures.append(error)

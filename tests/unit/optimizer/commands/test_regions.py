@@ -63,7 +63,7 @@ class World(Regions):
 
     def stop(self, stack: str) -> None:
         """A person asks the run to stop."""
-        stop.ask(self.stacks[stack].names, "arn:aws:iam::123456789012:user/ada", "stop")
+        stop.ask(self.stacks[stack].names, "stop")
 
     def state(self, stack: str) -> ControllerState:
         return read_state(json.dumps(self.stacks[stack].get("control/state.json")), "state")
@@ -170,7 +170,7 @@ def test_where_all_regions_refuse_the_run_stays_and_asks_on(world: World) -> Non
     def give_up(passed: Any) -> None:
         world.pass_time()
         if world.clock.passed > timedelta(minutes=25) and next(minutes) == 0:
-            stop.ask(world.stack(OREGON).names, "arn:aws:iam::123456789012:user/ada", "stop")
+            stop.ask(world.stack(OREGON).names, "stop")
 
     world.clock.meanwhile = give_up
     code, out, err = world.up(given=(REGION, OREGON))
