@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import click
 
 from optimizer.contract.errors import GpufleetError, InvalidInputError
-from optimizer.contract.spelling import near_names
 
 # Each command with its line in ``gpufleet --help``, in the order of a user's work.
 SECTIONS = {
@@ -117,28 +116,25 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; the error of an unknown one names the near ones, which click seeks among imported ones."""
-        if (words := " ".join(args[:2])) in GONE:
-            raise click.UsageError(f"{words} is gone: {GONE[words]}", ctx)
+        """Find the command; click seeks the near ones of an unknown one among imported ones."""
+        for words in (" ".join(args[:2]), args[0]):
+            if words in GONE:
+                raise click.UsageError(f"{words} is gone: {GONE[words]}", ctx)
         try:
             return super().resolve_command(ctx, [*ALIASES.get(args[0], args[:1]), *args[1:]])
         except click.NoSuchCommand as error:
-            near = [] if args[0] in GONE else near_names(args[0], COMMANDS)
-            if not near:
-                raise
-            raise click.UsageError(f"{error.message} Did you mean {' or '.join(map(repr, near))}?", ctx) from error
+            raise click.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; a reader that has closed the pipe (head, less) has what it wanted: exit status 0."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
-        except (click.NoSuchOption, click.NoSuchCommand) as error:
-            name = error.option_name if isinstance(error, click.NoSuchOption) else error.command_name
-            path = f"{error.ctx.info_name} {name}" if error.ctx and error.ctx.parent else name
+        except click.NoSuchOption as error:
+            path = f"{error.ctx and error.ctx.info_name} {error.option_name}"
             if path not in GONE:
                 raise
-            raise click.UsageError(f"{name} is gone: {GONE[path]}", error.ctx) from error
+            raise click.UsageError(f"{error.option_name} is gone: {GONE[path]}", error.ctx) from error
         except (BrokenPipeError, SystemExit) as ended:
             # rich ends the program with status 1 instead (rich.console.Console.on_broken_pipe).
             if isinstance(ended, SystemExit) and not isinstance(ended.__context__, BrokenPipeError):

@@ -21,16 +21,9 @@ def _whole(value: float) -> float | int:
     return int(value) if value == int(value) else value
 
 
-def _usd(price: HourlyPrice | None) -> float | None:
-    return price.usd_per_hour if price else None
-
-
-def _day(price: HourlyPrice | None) -> str | None:
-    return price.as_of.isoformat() if price else None
-
-
-def _source(price: HourlyPrice | None) -> str | None:
-    return price.source if price else None
+def _of(market: str, part: str) -> Callable[[Offer], Any]:
+    """Return the reader of a part of an offer's price in a market; None where there is none."""
+    return lambda offer: getattr(getattr(offer, market), part, None)
 
 
 def _pays_from(commitment: HourlyPrice | None, other: HourlyPrice | None) -> int | None:
@@ -50,13 +43,13 @@ FIELDS: dict[str, Callable[[Offer], Any]] = {
     "network_gbit_per_s": lambda offer: _whole(offer.instance.network_gbit_per_s) or None,
     "efa_cards": lambda offer: offer.instance.efa_cards,
     "interconnect": lambda offer: offer.instance.interconnect,
-    "on_demand_usd_per_hour": lambda offer: _usd(offer.on_demand),
-    "reserved_1yr_usd_per_hour": lambda offer: _usd(offer.reserved_1yr),
-    "spot_usd_per_hour": lambda offer: _usd(offer.spot),
-    "spot_source": lambda offer: offer.spot.source if offer.spot else None,
-    "as_of": lambda offer: _day(offer.on_demand),
-    "reserved_1yr_as_of": lambda offer: _day(offer.reserved_1yr),
-    "spot_as_of": lambda offer: _day(offer.spot),
+    "on_demand_usd_per_hour": _of("on_demand", "usd_per_hour"),
+    "reserved_1yr_usd_per_hour": _of("reserved_1yr", "usd_per_hour"),
+    "spot_usd_per_hour": _of("spot", "usd_per_hour"),
+    "spot_source": _of("spot", "source"),
+    "as_of": _of("on_demand", "as_of"),
+    "reserved_1yr_as_of": _of("reserved_1yr", "as_of"),
+    "spot_as_of": _of("spot", "as_of"),
     "spot_zone_id": lambda offer: (offer.spot.zone_id or None) if offer.spot else None,
     "interruption_low": lambda offer: offer.interruption_band[0] if offer.interruption_band else None,
     "interruption_high": lambda offer: offer.interruption_band[1] if offer.interruption_band else None,
@@ -65,7 +58,7 @@ FIELDS: dict[str, Callable[[Offer], Any]] = {
     "cpu_architecture": lambda offer: offer.instance.cpu_architecture,
     "gpu_key": lambda offer: offer.instance.gpu.key,
     "zone_ids": lambda offer: " ".join(offer.zone_ids) or None,
-    "on_demand_source": lambda offer: offer.on_demand.source if offer.on_demand else None,
+    "on_demand_source": _of("on_demand", "source"),
     "facts_source": lambda offer: offer.instance.source,
     "cloud": lambda _: "aws",
     "fabric": lambda offer: "efa" if offer.instance.efa_cards else "ethernet",
@@ -73,10 +66,10 @@ FIELDS: dict[str, Callable[[Offer], Any]] = {
     "spot_by_zone": lambda offer: (
         " ".join(f"{p.zone_id}={p.usd_per_hour:g}" for p in offer.spot_by_zone if p.zone_id) or None
     ),
-    "reserved_1yr_source": lambda offer: _source(offer.reserved_1yr),
-    "capacity_block_usd_per_hour": lambda offer: _usd(offer.capacity_block),
-    "capacity_block_source": lambda offer: _source(offer.capacity_block),
-    "capacity_block_as_of": lambda offer: _day(offer.capacity_block),
+    "reserved_1yr_source": _of("reserved_1yr", "source"),
+    "capacity_block_usd_per_hour": _of("capacity_block", "usd_per_hour"),
+    "capacity_block_source": _of("capacity_block", "source"),
+    "capacity_block_as_of": _of("capacity_block", "as_of"),
     "reserved_1yr_break_even_hours": lambda offer: _pays_from(offer.reserved_1yr, offer.on_demand),
     "reserved_1yr_spot_break_even_hours": lambda offer: _pays_from(offer.reserved_1yr, offer.spot),
 }
@@ -107,16 +100,11 @@ SPARE = (
     *("interrupted", "network_gbit_per_s", "note", "as_of", "gpu_memory_gib", "cloud"),
 )
 # Without the columns that only AWS publishes.
-CLOUD_TABLE = {
-    "cloud": "cloud",
-    **{name: TABLE[name] for name in list(TABLE)[: list(TABLE).index("efa_cards")]},
-    "fabric": "fabric",
-    "interconnect": TABLE["interconnect"],
-    "on_demand_usd_per_hour": TABLE["on_demand_usd_per_hour"],
-    "spot_usd_per_hour": TABLE["spot_usd_per_hour"],
-    "as_of": TABLE["as_of"],
-    "note": "note",
-}
+_CLOUD = (
+    *("cloud", "instance_type", "region", "gpu", "gpu_count", "gpu_memory_gib", "vcpus", "memory_gib"),
+    *("network_gbit_per_s", "fabric", "interconnect", "on_demand_usd_per_hour", "spot_usd_per_hour", "as_of", "note"),
+)
+CLOUD_TABLE = {name: TABLE.get(name, name) for name in _CLOUD}
 
 
 def _range(_: click.Context, __: click.Parameter, value: str | None) -> Range:
