@@ -103,6 +103,7 @@ BILLS: dict[str, tuple[Bill, ...]] = {
     ),
     "Eip": (Bill("public IPv4 address", "public-ipv4", "hour"),),
     "Key": (Bill("key", "kms-key", "month"), Bill("requests", "kms-request", "usage")),
+    "LogGroup": (Bill("log data", "log-ingestion", "usage"),),
     "Queue": (Bill("requests", "sqs-request", "usage"),),
     "Topic": (Bill("e-mails of alarms, beyond the first thousand a month", "", "usage"),),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, Literal
@@ -75,16 +76,10 @@ class _Biller:
             return
         if resource.kind in _BY_ARGUMENTS:
             yield from _BY_ARGUMENTS[resource.kind](self, resource)
-        elif resource.kind in BILLS:
-            yield from (self._bill(resource, bill) for bill in BILLS[resource.kind])
-        else:
-            yield self._line(resource, resource.kind, "unpriced", None, "")
-
-    def _bill(self, resource: Resource, bill: Bill) -> CostLine:
-        if not bill.unit:
-            return self._line(resource, bill.item, "unpriced", None, "")
-        quantity = None if bill.every == "usage" else 1
-        return self._unit_line(resource, bill.item, bill.unit, quantity, note=bill.note)
+            return
+        for bill in BILLS.get(resource.kind, (Bill(resource.kind, "", "usage"),)):
+            quantity = None if bill.every == "usage" else 1
+            yield self._unit_line(resource, bill.item, bill.unit, quantity, note=bill.note)
 
     def _line(
         self,
@@ -93,17 +88,17 @@ class _Biller:
         basis: Basis,
         price: UnitPrice | PlanPrice | None,
         per: str,
-        quantity: float | None = None,
+        quantity: float | None,
         *,
-        hours: float = 1.0,
         note: str = "",
     ) -> CostLine:
-        """Return a line of ``quantity`` units every ``hours``; unpriced without ``price``."""
+        """Return a line of ``quantity`` units, by the hour where the unit is one, else by the month; None for usage."""
+        hours = 1.0 if per.endswith("-hour") else HOURS_PER_MONTH
         return CostLine(
             type=resource.type,
             name=resource.name,
             item=item,
-            basis=basis if price else "unpriced",
+            basis="unpriced" if not price else "usage" if quantity is None else basis,
             quantity=quantity,
             per=per,
             unit_usd=price.usd if price else None,
@@ -123,16 +118,11 @@ class _Biller:
         basis: Basis = "always",
         note: str = "",
     ) -> CostLine:
-        """Return a line of ``quantity`` units, by the hour where the unit is one, else by the month; None for usage."""
-        try:
+        """Return a line at the catalog's price of a unit."""
+        price = None
+        with suppress(DataMissingError):
             price = self._catalog.unit_price(unit, self._plan.region)
-        except DataMissingError:
-            price = None
-        per = price.per if price else UNIT_PER[unit]
-        hours = 1.0 if per.endswith("-hour") else HOURS_PER_MONTH
-        if quantity is None:
-            basis = "usage"
-        return self._line(resource, item, basis, price, per, quantity, hours=hours, note=note)
+        return self._line(resource, item, basis, price, UNIT_PER.get(unit, ""), quantity, note=note)
 
     def _group(self, group: Resource) -> Iterator[CostLine]:
         if group.name != min(each.name for each in self._of_kind("Group")):
@@ -195,13 +185,13 @@ class _Biller:
     def _volumes(self, resource: Resource, template: Mapping[str, Any], count: int) -> Iterator[CostLine]:
         for mapping in template.get("blockDeviceMappings", []):
             volume = mapping["ebs"]
-            parts: list[tuple[str, str, float]] = [("gp3 volumes", "gp3-storage", volume["volumeSize"])]
-            iops = volume.get("iops", GP3_INCLUDED_IOPS) - GP3_INCLUDED_IOPS
-            throughput = volume.get("throughput", GP3_INCLUDED_MIB_PER_S) - GP3_INCLUDED_MIB_PER_S
-            parts += [("gp3 IOPS", "gp3-iops", iops)] * (iops > 0)
-            parts += [("gp3 throughput", "gp3-throughput", throughput)] * (throughput > 0)
-            for item, unit, amount in parts:
-                yield self._unit_line(resource, item, unit, count * amount, basis="nodes")
+            for item, unit, amount in (
+                ("gp3 volumes", "gp3-storage", volume["volumeSize"]),
+                ("gp3 IOPS", "gp3-iops", volume.get("iops", 0) - GP3_INCLUDED_IOPS),
+                ("gp3 throughput", "gp3-throughput", volume.get("throughput", 0) - GP3_INCLUDED_MIB_PER_S),
+            ):
+                if amount > 0:
+                    yield self._unit_line(resource, item, unit, count * amount, basis="nodes")
 
     def _reservation(self, reservation: Resource) -> Iterator[CostLine]:
         count, instance_type = int(reservation.inputs["instanceCount"]), str(reservation.inputs["instanceType"])
@@ -223,9 +213,6 @@ class _Biller:
 
     def _lustre(self, system: Resource) -> Iterator[CostLine]:
         yield self._unit_line(system, "FSx for Lustre", "lustre-storage", system.inputs["storageCapacity"])
-
-    def _log_group(self, group: Resource) -> Iterator[CostLine]:
-        yield self._unit_line(group, "log data", "log-ingestion")
 
     def _alarm(self, alarm: Resource) -> Iterator[CostLine]:
         # An alarm on an expression is billed for each metric in it.
@@ -255,7 +242,6 @@ _BY_ARGUMENTS: dict[str, Callable[[_Biller, Resource], Iterator[CostLine]]] = {
     "CapacityReservation": _Biller._reservation,
     "Function": _Biller._function,
     "Group": _Biller._group,
-    "LogGroup": _Biller._log_group,
     "LustreFileSystem": _Biller._lustre,
     "MetricAlarm": _Biller._alarm,
     "VpcEndpoint": _Biller._endpoint,
