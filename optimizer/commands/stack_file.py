@@ -166,9 +166,7 @@ def resolve_names(file: StackFile) -> Names:
     """
     check_name(file.stack, next_step="name the stack as it was named to stack set")
     caller, region = caller_of(file.plan.region), file.plan.region
-    return Names(
-        stack=file.stack, account_id=caller["Account"], region=region, partition=caller["Arn"].split(":")[1]
-    )
+    return Names(stack=file.stack, account_id=caller["Account"], region=region, partition=caller["Arn"].split(":")[1])
 
 
 def read_asked(names: Names) -> PersonRequest | None:
