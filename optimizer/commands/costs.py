@@ -62,8 +62,7 @@ def command(stack: str | None, directory: Path, since: datetime | None, output_f
     type. Credits, refunds and tax are left out.
     """
     file = read_stack(stack, directory)
-    stack, plan = file.stack, follow_policy(file.plan, file.config)
-    names = resolve_names(file)
+    plan, names = follow_policy(file.plan, file.config), resolve_names(file)
     with patience("asking Cost Explorer"):
         bill = read(names, since=since.date() if since else None, now=datetime.now(UTC))
     if output_format == "json":
@@ -130,17 +129,12 @@ def compare(plan: FleetPlan, bill: StackBill) -> list[dict[str, Any]]:
     for line in bill.billed or ():
         usd[line.part] += line.usd
     rows: list[dict[str, Any]] = [
-        {
-            "part": part,
-            "plan_usd": planned.get(part),
-            "billed_usd": None if bill.billed is None else round(usd.get(part, 0.0), 2),
-            "meter_usd": None,
-        }
+        {"part": part, "plan_usd": planned.get(part), "billed_usd": round(usd[part], 2), "meter_usd": None}
         for part in [*planned, *(["other"] if "other" in usd else [])]
     ]
-    total = None if bill.billed is None else round(sum(line.usd for line in bill.billed), 2)
     meter = bill.state.spent_usd if bill.state else None
-    return [*rows, {"part": "total", "plan_usd": total_usd, "billed_usd": total, "meter_usd": meter}]
+    rows.append({"part": "total", "plan_usd": total_usd, "billed_usd": round(sum(usd.values()), 2), "meter_usd": meter})
+    return rows if bill.billed is not None else [row | {"billed_usd": None} for row in rows]
 
 
 def as_json(names: Names, plan: FleetPlan, bill: StackBill) -> dict[str, Any]:
@@ -170,13 +164,8 @@ def _write_tables(plan: FleetPlan, bill: StackBill) -> None:
         {key: f"{value:,.2f}" if isinstance(value, float) else value for key, value in row.items()}
         for row in compare(plan, bill)
     ]
-    columns = {
-        "part": "part",
-        "plan_usd": "plan, whole run, USD",
-        "billed_usd": "billed so far, USD",
-        "meter_usd": "meter so far, USD",
-    }
-    write_table(rows, columns)
+    columns = {"part": "part", "plan_usd": "plan, whole run, USD", "billed_usd": "billed so far, USD"}
+    write_table(rows, columns | {"meter_usd": "meter so far, USD"})
     if bill.state is not None:
         ceiling = f" of a ceiling of {bill.state.ceiling_usd:,.2f}" if bill.state.ceiling_usd else ""
         write_text(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -67,17 +68,15 @@ def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, sav
 def _count_nodes(file: StackFile, *, save: bool) -> int:
     """Count the stack's nodes; where AWS does not tell, a GpufleetError if they are to save a checkpoint, else 0."""
     names = resolve_names(file)
-    try:
+    unknown = errors.explained(
+        f"whether nodes of stack {file.stack} run is unknown",
+        why="they would end without a checkpoint",
+        next_step=f"gpufleet down --stack {file.stack}, again, or with --no-save",
+    )
+    with unknown if save else suppress(*errors.AWS_ERRORS):
         groups = read_groups(clients.autoscaling(names.region), names.groups)
-    except errors.AWS_ERRORS as error:
-        if not save:
-            return 0
-        raise GpufleetError(
-            f"whether nodes of stack {file.stack} run is unknown: {errors.reason(error)}",
-            why="they would end without a checkpoint",
-            next_step=f"gpufleet down --stack {file.stack}, again, or with --no-save",
-        ) from error
-    return sum(max(group.wanted, len(group.nodes)) for group in groups)
+        return sum(max(group.wanted, len(group.nodes)) for group in groups)
+    return 0
 
 
 def _ask(files: Sequence[StackFile], directory: Path, running: Mapping[str, int], *, save: bool) -> None:

@@ -54,15 +54,15 @@ def command(
         since=datetime.fromtimestamp(max(0.0, time.time() - since * 3600), UTC),
         rank=rank,
     )
-    ranks = {node: str(number) for number, node in enumerate(node_ids(names))}
+    ranks: dict[str, str] = {}
     try:
         while True:
             for line in reader.read():
-                if follow and line.node not in ranks:  # a replacement came
+                if line.node not in ranks:  # the first line, or a replacement came
                     ranks |= {node: str(number) for number, node in enumerate(node_ids(names))}
                     ranks.setdefault(line.node, line.node)
                 at = datetime.fromtimestamp(line.at_ms / 1000, UTC)
-                click.echo(f"[{ranks.get(line.node, line.node)}] {at:%H:%M:%S} {line.text}")
+                click.echo(f"[{ranks[line.node]}] {at:%H:%M:%S} {line.text}")
             if not follow:
                 return
             time.sleep(POLL_S)

@@ -14,9 +14,8 @@ from optimizer.commands.options import OutputFile, directory_option, parse_plan_
 from optimizer.commands.output import replace_file, say, write_truer
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import follow_policy, read_stack, resolve_names
-from optimizer.commands.status.forecast import forecast, notices
-from optimizer.commands.status.gpus import gpu_notices
-from optimizer.commands.status.measures import compare, headline
+from optimizer.commands.status import as_json
+from optimizer.commands.status.measures import headline
 from optimizer.commands.status.reading import read
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import FleetPlan
@@ -37,11 +36,7 @@ Example:
 @click.argument("plan", metavar="PLAN|STACK")
 @plan_number_option
 @click.option(
-    "--out",
-    metavar="FILE.html",
-    type=OutputFile(),
-    required=True,
-    help="File to write; an older one is replaced.",
+    "--out", metavar="FILE.html", type=OutputFile(), required=True, help="File to write; an older one is replaced."
 )
 @directory_option
 def command(plan: str, plan_number: int, out: Path, directory: Path) -> None:
@@ -87,13 +82,12 @@ def _read_stack(stack: str, directory: Path, now: datetime) -> tuple[FleetPlan, 
     reading, plan = read(names, now), follow_policy(file.plan, file.config)
     s3, lines = clients.s3(names.region), list[str]()
     lines = reading.attempt("ledger", lambda: read_ledger_lines(s3, names.bucket, names.checkpoint_prefix), lines)
-    ahead = forecast(plan, reading)
-    words = [*headline(plan, reading), *notices(plan, ahead, stack), *gpu_notices(reading, stack)]
+    document = as_json(names, plan, reading)
+    words = [*headline(plan, reading), *document["notices"]]
     words += [f"{part} cannot be read: {reason}" for part, reason in reading.unread.items()]
-    measures = compare(plan, reading, ahead)
     try:
-        run = read_run(lines, words=words, measures=measures)
+        run = read_run(lines, words=words, measures=document["measures"])
     except LedgerError as error:
         words.append(f"the ledger cannot be used: {error}")
-        run = read_run([], words=words, measures=measures)
+        run = read_run([], words=words, measures=document["measures"])
     return file.plan, run

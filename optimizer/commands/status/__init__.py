@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from bootstrap.contract.codec import to_json
-from bootstrap.contract.state import ControllerState
 from bootstrap.contract.timings import SILENT
 from infra.naming import Names
 from optimizer.commands.options import FiniteRange, list_stacks, one_stack_options
@@ -39,13 +38,8 @@ from optimizer.commands.status.reading import Reading, read
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 
-PLACE_COLUMNS = {
-    "place": "place",
-    "asked_at": "asked",
-    "age": "min ago",
-    "answer": "answer",
-    "usd_per_hour": "USD/h a node",
-}
+PLACE_COLUMNS = {"place": "place", "asked_at": "asked", "age": "min ago", "answer": "answer"}
+PLACE_COLUMNS |= {"usd_per_hour": "USD/h a node"}
 STACK_COLUMNS = {"stack": "stack", "phase": "phase", "nodes": "nodes", "steps": "steps", "spent_usd": "USD so far"}
 STACK_COLUMNS |= {"ceiling_usd": "ceiling", "hours_left": "hours left", "wrong": "wrong"}
 NODE_COLUMNS = {"instance_id": "instance", "instance_type": "type", "lifecycle": "bought", "zone": "zone"}
@@ -203,7 +197,16 @@ def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, An
                 say(f"{name:5}  {sparkline(values)}  {format_number(min(values))} to {format_number(max(values))}")
     if reading.state is not None and reading.state.answers:
         click.echo("")
-        write_table(_place_rows(reading.state, reading.at), PLACE_COLUMNS)
+        latest = sorted(reading.state.answers.items(), key=lambda item: item[1].asked_at, reverse=True)
+        write_table(
+            [
+                asdict(answer)
+                | {"place": name, "asked_at": utc(answer.asked_at)}
+                | {"age": f"{(reading.at - answer.asked_at).total_seconds() / 60:.0f}"}
+                for name, answer in latest
+            ],
+            PLACE_COLUMNS,
+        )
     if reading.group is not None and reading.group.nodes:
         click.echo("")
         rows = [
@@ -216,17 +219,3 @@ def _write_tables(plan: FleetPlan, reading: Reading, measures: list[dict[str, An
         write_table(rows, columns, spare=("protected", "health", "launched_at"))
     for failure in reading.failures:
         write_text(f"\nlaunch failed at {utc(failure.at)}: {failure.message}")
-
-
-def _place_rows(state: ControllerState, now: datetime) -> list[dict[str, Any]]:
-    """Return the places that AWS was asked for nodes of, the last asked first."""
-    latest = sorted(state.answers.items(), key=lambda item: item[1].asked_at, reverse=True)
-    return [
-        asdict(answer)
-        | {
-            "place": name,
-            "asked_at": utc(answer.asked_at),
-            "age": f"{(now - answer.asked_at).total_seconds() / 60:.0f}",
-        }
-        for name, answer in latest
-    ]
