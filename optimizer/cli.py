@@ -82,6 +82,8 @@ GONE = {
     "doctor --check-credentials": "aws sts get-caller-identity does it",
     "report --ledger": "gpufleet report STACK shows a run; python -m bootstrap.training.ledger FOLDER accounts for one",
     "move --refresh": "gpufleet recommend --refresh --save PLAN, then move --plans PLAN",
+    "up --refresh": "a request that may take spot nodes is planned at today's prices",
+    "up --no-refresh": "gpufleet recommend REQUEST --save PLAN, then up PLAN --accept-stale-prices",
     "up --wait-minutes": "a region may refuse all nodes for ten minutes, twice the time between two asks",
     "stop --timeout": "a node's last checkpoint has its terminate hook's timeout, which the plan sets",
 }

@@ -29,14 +29,15 @@ from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import read_request_file, request_from_dict
 
 
-def run_recommend(request: str, answer: Path, refresh: bool | None, *flags: str) -> str:
-    """Run ``gpufleet recommend REQUEST --save ANSWER`` with further flags, and return the path of its answer."""
-    if refresh is None:
-        wanted = request_from_dict(read_request_file(Path(request)), origin=request)
-        # A catalog of the user's own choice is not refreshed, and a dry run leaves the prices that are kept.
-        is_kept = bool(is_dry_run() or os.environ.get(DIRECTORY_VARIABLE))
-        refresh = "spot" in wanted.constraints.purchase_options and not is_kept
-    arguments = [request, "--save", str(answer), *(["--refresh"] if refresh else []), *flags]
+def run_recommend(request: str, answer: Path, *flags: str) -> str:
+    """Run ``gpufleet recommend REQUEST --save ANSWER`` with further flags, and return the path of its answer.
+
+    Spot prices are today's; a catalog of the user's own choice is not refreshed, and a dry run leaves it as it is.
+    """
+    wanted = request_from_dict(read_request_file(Path(request)), origin=request)
+    is_kept = is_dry_run() or os.environ.get(DIRECTORY_VARIABLE)
+    refresh = ["--refresh"] if "spot" in wanted.constraints.purchase_options and not is_kept else []
+    arguments = [request, "--save", str(answer), *refresh, *flags]
     with recommend.make_context("recommend", arguments, parent=click.get_current_context()) as context:
         recommend.invoke(context)
     return str(answer)
@@ -55,8 +56,8 @@ def deploy(
     if config:
         change_stack_file(stack_path(directory, stack), config)
     put_plan(plan, stack, directory, accept_stale_prices=accept_stale_prices)
-    if WHEELS_KEY not in read_stack(stack, directory).config_texts:
-        pack_wheels(stack, directory)
+    if WHEELS_KEY not in (file := read_stack(stack, directory)).config:
+        pack_wheels(file)
     report = check(plan, stack, directory)
     write_findings([finding for finding in report.findings if finding.level != "ok"])
     counts = report.counts()
@@ -69,12 +70,20 @@ def deploy(
 
 
 def follow_run(
-    stack: str, directory: Path, *, leaves: Callable[[ControllerState], bool] = lambda state: False, again: str = ""
+    stack: str,
+    directory: Path,
+    *,
+    follow: bool = True,
+    leaves: Callable[[ControllerState], bool] = lambda state: False,
+    again: str = "",
 ) -> bool:
     """Print what changes until the run has ended; a run that ends neither done nor stopped ends the program with 1.
 
     Returns True when the run ``leaves`` the stack; without somebody who follows it by ``again`` it does not.
     """
+    if not follow:
+        say(f"the controller starts the nodes within a minute: gpufleet status --stack {stack} --watch 60")
+        return False
     file, since = read_stack(stack, directory), datetime.now(UTC)
     names = resolve_names(file)
 

@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -194,11 +193,7 @@ def run_options(function: F) -> F:
     return stale(follow(function))
 
 
-def one_stack_options(function: F, *, is_required: bool = False) -> F:
+def one_stack_options(function: F) -> F:
     """Add ``--stack`` and ``--directory``, passed under these names; ``stack`` is None where it is not given."""
-    which = "Pulumi stack, as named to stack set." if is_required else "Pulumi stack.  [default: the folder's only one]"
-    stack = click.option("--stack", required=is_required, metavar="NAME", help=which)
+    stack = click.option("--stack", metavar="NAME", help="Pulumi stack.  [default: the folder's only one]")
     return stack(directory_option(function))
-
-
-stack_options = partial(one_stack_options, is_required=True)

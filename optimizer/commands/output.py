@@ -157,7 +157,6 @@ def write_table(
     *,
     title: str = "",
     spare: Sequence[str] = (),
-    tell_left_out: bool = True,
 ) -> None:
     """Print ``rows`` as a table within the terminal's width.
 
@@ -168,8 +167,7 @@ def write_table(
         rows: field to value.
         columns: field to heading, by default every field to itself.
         title: a line above.
-        spare: fields that may be left out.
-        tell_left_out: name these in a line below.
+        spare: fields that may be left out; a line below names them.
     """
     from optimizer.commands.layout import choose_columns, print_blocks, print_table  # JSON and CSV need no rich
 
@@ -185,7 +183,7 @@ def write_table(
         print_table(shown, cells, numeric, widths)
     else:
         print_blocks(shown, cells, width)
-    if left_out and tell_left_out:
+    if left_out:
         names = ", ".join(headings[field] for field in left_out)
         write_text(f"Left out at {width} columns: {names}; a wider terminal and --format json have them.")
 
@@ -203,15 +201,14 @@ def output_width(*, err: bool = False) -> int:
 
 
 def write_text(text: str, *, indent: str = "", err: bool = False) -> None:
-    """Print lines, each wrapped at words within the terminal's width; ``indent`` begins a line's further lines."""
-    for line in text.split("\n"):
-        click.echo("\n".join(wrap_line(line, indent=indent, err=err)), err=err)
+    """Print lines, each wrapped within the terminal's width; ``indent`` begins a line's further lines.
 
-
-def wrap_line(line: str, *, indent: str = "", err: bool = False) -> list[str]:
-    """Return the lines that ``write_text`` prints for one; a flag or a name with hyphens stays whole."""
+    A flag or a name with hyphens stays whole.
+    """
     width = min(output_width(err=err), PAGE_WIDTH)
-    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    for line in text.split("\n"):
+        lines = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        click.echo("\n".join(lines), err=err)
 
 
 def write_rows(

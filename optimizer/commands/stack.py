@@ -15,7 +15,7 @@ from infra.settings import ConfigError
 from optimizer.aws import errors, images
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
 from optimizer.commands.drill import command as drill
-from optimizer.commands.options import WholeSentences, plan_arguments, read_plan_argument, stack_options, stack_path
+from optimizer.commands.options import WholeSentences, directory_option, plan_arguments, read_plan_argument, stack_path
 from optimizer.commands.output import say
 from optimizer.commands.policy import command as policy
 from optimizer.commands.progress import patience
@@ -56,7 +56,8 @@ Example:
 """,
 )
 @plan_arguments
-@stack_options
+@click.option("--stack", required=True, metavar="NAME", help="Pulumi stack; a new name makes one.")
+@directory_option
 @click.option("--accept-stale-prices", is_flag=True, help="Take a plan at spot prices that are older than their limit.")
 @click.option("--new-image", is_flag=True, help="Take AWS's newest image in place of the one that the stack has.")
 def set_plan(

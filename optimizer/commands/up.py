@@ -60,11 +60,6 @@ Example:
 @directory_option
 @config_option
 @consent_options
-@click.option(
-    "--refresh/--no-refresh",
-    default=None,
-    help="Read today's spot prices for a request.  [default: where it may take spot nodes]",
-)
 @run_options
 def command(
     source: str,
@@ -74,17 +69,16 @@ def command(
     directory: Path,
     config_given: dict[str, str],
     yes: bool,
-    refresh: bool | None,
     accept_stale_prices: bool,
     follow: bool,
 ) -> None:
     """Stand up a fleet for a request or a plan, and follow its run.
 
-    The steps are those of the single commands: recommend (of a REQUEST; its answer is kept as plans.NAME.json, and
-    --plan picks from it), a question, stack set, wheels (where the stack names none), preflight, pulumi up (needs the
-    Pulumi CLI), and status --watch until the run has ended. A step that fails ends the command with its own error and
-    exit status. Ctrl-C leaves the fleet as it is and says how to go on. A REQUEST is YAML, a PLAN is JSON; - reads a
-    PLAN from standard input.
+    The steps are those of the single commands: recommend (of a REQUEST, at today's spot prices; its answer is kept
+    as plans.NAME.json, and --plan picks from it), a question, stack set, wheels (where the stack names none),
+    preflight, pulumi up (needs the Pulumi CLI), and status --watch until the run has ended. A step that fails ends
+    the command with its own error and exit status. Ctrl-C leaves the fleet as it is and says how to go on. A
+    REQUEST is YAML, a PLAN is JSON; - reads a PLAN from standard input.
 
     With --regions a REQUEST is planned for all of them, and the run begins in the best as stack NAME-REGION. Once AWS
     has refused all nodes for ten minutes, the run goes on in the next region, as with gpufleet move: its newest
@@ -109,7 +103,7 @@ def command(
             check_name(f"{base}-{region}")
         walk = Walk(
             base=base, request=source, regions=given, directory=directory, config=config_given, again=again,
-            refresh=refresh, accept_stale_prices=accept_stale_prices,
+            accept_stale_prices=accept_stale_prices,
         )  # fmt: skip
         file = walk.begin(lambda plan, name: None if yes else _ask(plan, name, again))
         if follow:
@@ -119,9 +113,7 @@ def command(
         return
     name = stack or (only_stack(directory) if list_stacks(directory) else FIRST_STACK)
     check_name(name)
-    plans = (
-        source if _is_plan(source) else run_recommend(source, choose_folder(directory) / f"plans.{name}.json", refresh)
-    )
+    plans = source if _is_plan(source) else run_recommend(source, choose_folder(directory) / f"plans.{name}.json")
     plan = read_plan_argument(plans, plan_number)
     again = shlex.join(["gpufleet", "up", plans, "--stack", name, *(["--plan", str(plan_number)] * (plan_number > 1))])
     if not yes:
@@ -129,10 +121,7 @@ def command(
         _ask(follow_policy(plan, {**(kept.config if kept else {}), **config_given}), name, again)
     deploy(plan, name, directory, again, config=config_given, accept_stale_prices=accept_stale_prices)
     _resume_stopped(name, directory)
-    if follow:
-        follow_run(name, directory)
-    else:
-        say(f"the controller starts the nodes within a minute: gpufleet status --stack {name} --watch 60")
+    follow_run(name, directory, follow=follow)
 
 
 def _is_plan(source: str) -> bool:

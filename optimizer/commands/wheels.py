@@ -11,9 +11,9 @@ from infra.images import brings_torch
 from infra.offline.preview import stand_in
 from infra.settings import ConfigError
 from infra.wheels import Wanted, pack, wheels_needed
-from optimizer.commands.options import stack_options
+from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
-from optimizer.commands.stack_file import WHEELS_KEY, change_stack_file, read_stack
+from optimizer.commands.stack_file import WHEELS_KEY, StackFile, change_stack_file, read_stack
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 
 
@@ -24,9 +24,9 @@ Example:
   pulumi config set gpufleet:requirements requirements.txt --stack dev && gpufleet stack wheels --stack dev
 """
 )
-@stack_options
+@one_stack_options
 @click.option("--force", is_flag=True, help="Pack also where the image has all that the nodes need.")
-def command(stack: str, directory: Path, force: bool) -> None:
+def command(stack: str | None, directory: Path, force: bool) -> None:
     """Download the wheels that a stack's nodes need beyond their image, and name the archive in gpufleet:wheels.
 
     Nodes in private subnets reach no package index: they install the reference trainer's libraries and the packages of
@@ -34,18 +34,18 @@ def command(stack: str, directory: Path, force: bool) -> None:
     image of most types; where it does not, its CUDA libraries are packed too (gigabytes). Needs a package index and
     pip, and no account. Run again after a change of gpufleet:requirements, of the instance type or of gpufleet.
     """
-    if not pack_wheels(stack, directory, force=force):
-        say("no wheels are needed: the image has what the nodes' command needs, as far as gpufleet knows")
-        return
-    say(f"next: pulumi up --stack {stack}")
-
-
-def pack_wheels(stack: str, directory: Path, *, force: bool = False) -> bool:
-    """Pack and name the archive; False where the stack's nodes need none."""
     file = read_stack(stack, directory)
+    if pack_wheels(file, force=force):
+        say(f"next: pulumi up --stack {file.stack}")
+    else:
+        say("no wheels are needed: the image has what the nodes' command needs, as far as gpufleet knows")
+
+
+def pack_wheels(file: StackFile, *, force: bool = False) -> bool:
+    """Pack and name the archive; False where the stack's nodes need none."""
     # The archive of before may not suit the plan of now.
     config = {key: text for key, text in file.config_texts.items() if key != WHEELS_KEY}
-    stand_in(file.plan, stack=stack, config=config)
+    stand_in(file.plan, stack=file.stack, config=config)
     try:
         settings = load(starts_nodes=False)
         image_torch = brings_torch(settings)
@@ -54,7 +54,7 @@ def pack_wheels(stack: str, directory: Path, *, force: bool = False) -> bool:
         wanted = Wanted(
             image_torch=image_torch, cpu_architecture=file.plan.node.cpu_architecture, own=settings.requirements
         )
-        out = directory / f"wheels-{stack}.tar"
+        out = file.path.with_name(f"wheels-{file.stack}.tar")
         pack(wanted, out)
     except ConfigError as error:
         raise InvalidInputError(str(error)) from error

@@ -130,10 +130,7 @@ def command(
             target = stand_up(place, source, directory, again, accept_stale_prices=accept_stale_prices)
         end_dry_run(f"stack {target.stack} would take over what an interrupted move left; nothing was changed")
         hand_over(source, target, again)
-    if follow:
-        follow_run(target.stack, directory)
-    else:
-        say(f"the controller starts the nodes within a minute: gpufleet status --stack {target.stack} --watch 60")
+    follow_run(target.stack, directory, follow=follow)
 
 
 def others_of_job(file: StackFile, directory: Path) -> list[StackFile]:
@@ -212,7 +209,7 @@ def find_place(
         request.write_text(json.dumps(document, indent=1) + "\n")
         # The request may leave the global batch to recommend.
         flags = ("--region", region, "--global-batch", str(source.plan.job.global_batch))
-        plans = run_recommend(str(request), answer, None, *flags)
+        plans = run_recommend(str(request), answer, *flags)
     plan = read_plan_argument(plans, plan_number)
     if plan.region != region or job_id(plan) != job_id(source.plan):
         raise InvalidInputError(

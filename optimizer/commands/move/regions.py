@@ -20,14 +20,7 @@ import numpy as np
 from bootstrap.contract.state import UP, ControllerState
 from optimizer.commands.asking import choose_folder, end_dry_run
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
-from optimizer.commands.move import (
-    find_place,
-    find_run,
-    hand_over,
-    read_run,
-    stand_up,
-    weigh,
-)
+from optimizer.commands.move import find_place, find_run, hand_over, read_run, stand_up, weigh
 from optimizer.commands.options import read_plan_argument
 from optimizer.commands.output import say
 from optimizer.commands.resume import let_run
@@ -51,7 +44,6 @@ class Walk:
     directory: Path
     config: Mapping[str, str]
     again: str
-    refresh: bool | None
     accept_stale_prices: bool
     refused: dict[str, datetime] = field(default_factory=dict)  # when a region refused the nodes or its stack
     refused_since: datetime | None = None  # all nodes of the run that is followed
@@ -115,7 +107,7 @@ class Walk:
     def _recommend(self, regions: Sequence[str], *flags: str) -> tuple[FleetPlan, str]:
         """Return the best plan in some regions and its file; each stack keeps its own for a later move."""
         folder, chosen = choose_folder(self.directory), [word for region in regions for word in ("--region", region)]
-        answer = run_recommend(self.request, folder / f"plans.{self.base}.json", self.refresh, *chosen, *flags)
+        answer = run_recommend(self.request, folder / f"plans.{self.base}.json", *chosen, *flags)
         plan = read_plan_argument(answer, 1)
         return plan, str(copyfile(answer, folder / f"plans.{self.base}-{plan.region}.json"))
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +19,33 @@ from bootstrap.contract.launcher import Start, loses_sigterm, split_command, sta
 from infra import configuration
 from infra.offline.preview import stand_in
 from infra.settings import ConfigError, StackSettings
+from optimizer.aws import clients
 from optimizer.commands.options import directory_option, plan_arguments, read_plan_argument, stack_path
 from optimizer.commands.output import format_option, say, write_csv, write_json
+from optimizer.commands.preflight import capacity, image, money, network, reservation
 from optimizer.commands.preflight.dry_run import DRY_RUNS
-from optimizer.commands.preflight.model import (
-    Check,
-    Finding,
-    failure,
-    named,
-    passed,
-    warning,
-)
-from optimizer.commands.preflight.run import PreflightReport, preflight
+from optimizer.commands.preflight.model import LEVELS, Check, Context, Finding, ask, failure, named, passed, warning
 from optimizer.commands.progress import patience
-from optimizer.commands.stack_file import StackFile, check_name, read_stack
+from optimizer.commands.stack_file import StackFile, caller_of, check_name, read_stack
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.training_code import describe_demands, other_code
 
+# In the order of printing within a level.
+CHECKS = (
+    Check("instance quotas", capacity.check_instance_quotas),
+    Check("reservation", reservation.check_reservation),
+    Check("image", image.check_image),
+    Check("container image", image.check_container_image),
+    Check("data bucket", network.check_data_bucket),
+    Check("VPC", network.check_vpc),
+    Check("addresses", network.check_addresses),
+    Check("way to AWS", network.check_reach),
+    Check("prices", money.check_prices),
+)
+# EC2 throttles describe calls far above this, by account and region:
+# https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
+CHECKS_AT_ONCE = 8
 COLUMNS = ("level", "check", "found", "value", "limit", "why", "next")
 # The Pulumi program needs a stack's name; without --stack nothing that is named after the stack is checked.
 _NO_STACK = "preflight"
@@ -93,12 +105,60 @@ def command(
 
 
 def check(plan: FleetPlan, stack: str | None, directory: Path, *, more: Sequence[Check] = ()) -> PreflightReport:
-    """Check a plan with the configuration of its stack; raises as ``optimizer.commands.preflight.run.preflight``."""
+    """Check a plan with the configuration of its stack; raises as ``preflight``."""
     file = _read_stack_file(stack, directory)
     with patience("asking AWS about the account"):
         settings, findings = _read_settings(plan, stack, file)
         offline = [*named("configuration", findings), *named("training code", [_check_training_code(settings)])]
         return preflight(settings, stack=stack or "", more=more, offline=offline)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreflightReport:
+    """The findings, errors first, of checks that began ``at`` (UTC)."""
+
+    account_id: str
+    at: datetime
+    findings: tuple[Finding, ...]
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of findings of each level."""
+        return {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
+
+
+def preflight(
+    settings: StackSettings,
+    *,
+    stack: str = "",
+    more: Sequence[Check] = (),
+    offline: Sequence[Finding] = (),
+    at: datetime | None = None,
+) -> PreflightReport:
+    """Check with AWS whether a configuration can be carried out ``at`` a time, by default now; ``stack`` is its name.
+
+    ``more`` are further checks, ``offline`` findings made without AWS.
+
+    Raises:
+        GpufleetError: no credentials, refused ones, or no way to AWS.
+    """
+    now, region = at or datetime.now(UTC), settings.plan.region
+    caller = caller_of(region)
+    account_id, ec2 = caller["Account"], clients.ec2(region)
+    identity = passed(f"account {account_id} as {caller['Arn']}", check="identity", value=account_id)
+    context = Context(
+        settings=settings,
+        stack=stack,
+        account_id=account_id,
+        ec2=ec2,
+        service_quotas=clients.service_quotas(region),
+        subnet_zones=ask(partial(network.subnet_zones, ec2, settings.subnet_ids)),
+        now=now,
+    )
+    with ThreadPoolExecutor(max_workers=CHECKS_AT_ONCE) as pool:
+        answers = list(pool.map(lambda check: list(check(context)), (*CHECKS, *more)))
+    findings = [*offline, identity, *(finding for answer in answers for finding in answer)]
+    findings.sort(key=lambda finding: LEVELS.index(finding.level))
+    return PreflightReport(account_id=account_id, at=now, findings=tuple(findings))
 
 
 def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:

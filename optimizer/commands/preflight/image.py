@@ -8,14 +8,7 @@ from typing import Any
 from bootstrap.contract.ecr import read_ecr_image
 from infra.images import dlami_of
 from optimizer.aws.images import find_image, newest
-from optimizer.commands.preflight.model import (
-    Context,
-    Finding,
-    Unknown,
-    failure,
-    find,
-    passed,
-)
+from optimizer.commands.preflight.model import Context, Finding, Unknown, failure, find, passed
 from optimizer.contract.plan import describe_unbootable
 from optimizer.economics.staging import IMAGE_GIB, least_pull_s
 

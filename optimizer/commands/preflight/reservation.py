@@ -12,15 +12,7 @@ from typing import Any
 
 from bootstrap.contract.words import counted
 from optimizer.aws import blocks, quotas
-from optimizer.commands.preflight.model import (
-    Context,
-    Finding,
-    Unknown,
-    failure,
-    find,
-    named,
-    passed,
-)
+from optimizer.commands.preflight.model import Context, Finding, Unknown, failure, find, named, passed
 from optimizer.contract.plan import CapacityBlock, usable_hours
 
 _TIME = "%Y-%m-%d %H:%M UTC"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -62,14 +61,9 @@ def compare(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> list[d
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Draw bars between the least and the largest value; digits where the terminal knows ASCII alone."""
+    """Draw bars between the least and the largest value."""
     low, high = min(values), max(values)
-    try:
-        BARS.encode(sys.stdout.encoding)
-        bars = BARS
-    except UnicodeEncodeError:
-        bars = "12345678"
-    return "".join(bars[int(7 * (value - low) / (high - low or 1))] for value in values)
+    return "".join(BARS[int(7 * (value - low) / (high - low or 1))] for value in values)
 
 
 def _loss(progress: TrainingProgress | None) -> list[tuple[str, str, None, float | None, str]]:

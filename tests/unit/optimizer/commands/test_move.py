@@ -28,7 +28,7 @@ def regions(
     deployed: DeployedStack, clock: Clock, gpufleet: Gpufleet, pulumi: None, monkeypatch: pytest.MonkeyPatch
 ) -> Regions:
     """Stack of us-east-1, which trained for an hour and saved twice."""
-    monkeypatch.setattr("optimizer.commands.preflight.run.CHECKS", ())
+    monkeypatch.setattr("optimizer.commands.preflight.CHECKS", ())
     regions = Regions(deployed.directory, clock, gpufleet)
     regions.add(deployed)
     monkeypatch.setattr(deploying, "carry_out", regions.carry_out)
@@ -221,7 +221,7 @@ def test_the_plan_follows_from_the_request_that_up_kept(
     (deployed.directory / f"plans.{deployed.names.stack}.json").write_text(json.dumps({"request": request}))
     asked: list[Any] = []
 
-    def recommend(path: str, answer: Path, refresh: bool | None, *flags: str) -> str:
+    def recommend(path: str, answer: Path, *flags: str) -> str:
         asked.append((json.loads(Path(path).read_text()), *flags))
         answer.write_text(plan_in(EUROPE).to_json())
         return str(answer)

@@ -46,7 +46,7 @@ class World(Regions):
         ami = amazon_image(IMAGE, "x86_64")["ami_id"]
         return self.gpufleet(
             "up", str(request), "--regions", ",".join(given), "--stack", self.base, "--directory", str(self.directory),
-            "--config", f"amiId={ami}", "--yes", "--accept-stale-prices", "--no-refresh", *more,
+            "--config", f"amiId={ami}", "--yes", "--accept-stale-prices", *more,
         )  # fmt: skip
 
     def stack(self, region: str) -> DeployedStack:
@@ -75,7 +75,7 @@ def world(
 ) -> World:
     """No stack yet; us-east-1 is the cheapest region, eu-west-1 the dearest."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", emulated_url)
-    monkeypatch.setattr("optimizer.commands.preflight.run.CHECKS", ())
+    monkeypatch.setattr("optimizer.commands.preflight.CHECKS", ())
     (tmp_path / "Pulumi.yaml").write_text("name: gpufleet\n")
     world = World(f"s-{uuid.uuid4().hex[:8]}", tmp_path, clock, gpufleet)
     for module in (up, down):
@@ -84,7 +84,7 @@ def world(
     monkeypatch.setattr(down, "take_down", lambda stack, directory: [])
     monkeypatch.setattr(live, "POLL_S", 60)
 
-    def recommend(path: str, answer: Path, refresh: bool | None, *flags: str) -> str:
+    def recommend(path: str, answer: Path, *flags: str) -> str:
         given = [word for flag, word in itertools.pairwise(flags) if flag == "--region"]
         region = min(given, key=lambda name: DEARER[name])
         cost = sample_plan().cost_usd.model_dump()

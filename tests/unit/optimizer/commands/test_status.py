@@ -24,7 +24,7 @@ from optimizer.aws.training import TrainingProgress
 from optimizer.commands.stack_file import POLICY_KEY, follow_policy, write_stack_file
 from optimizer.commands.status.forecast import forecast
 from optimizer.commands.status.live import print_events
-from optimizer.commands.status.measures import compare, headline, sparkline
+from optimizer.commands.status.measures import compare, headline
 from optimizer.commands.status.reading import Reading, read
 from tests.plans import sample_plan
 from tests.unit.bootstrap.contract.rows import measured_row
@@ -116,9 +116,7 @@ def test_the_table_says_phase_money_nodes_limits_and_silence(deployed: DeployedS
     assert out.count("InService") == 2
 
 
-def test_the_table_draws_loss_and_speed(
-    deployed: DeployedStack, gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_draws_loss_and_speed(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
     now = time.time()
     marks = [(60, 100, 4.0), (40, 102, 3.0), (20, 104, None), (0, 108, 2.0)]
     events: list[dict[str, Any]] = [{"event": "start", "t": now - 70}]
@@ -131,8 +129,6 @@ def test_the_table_draws_loss_and_speed(
     deployed.write_state()
     drawn = {line.split()[0]: line.split() for line in gpufleet("status", *deployed.arguments)[1].splitlines() if line}
     assert "█▄▁" in drawn["loss"] and drawn["speed"] == ["speed", "▁▁█", "26,214", "to", "52,429"]
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    assert sparkline([4, 3, 2]) == "841"
 
 
 def test_a_node_that_left_the_group_is_told(deployed: DeployedStack, gpufleet: Gpufleet) -> None:

@@ -18,6 +18,7 @@ from botocore.exceptions import ClientError
 from bootstrap.contract.codec import to_text
 from bootstrap.contract.shared_ceiling import SharedSpend, StackRow, read_shared_spend
 from optimizer.aws import clients
+from optimizer.catalog.snapshot import SHIPPED
 from optimizer.commands import down
 from optimizer.commands.pulumi_engine import carry_out
 from optimizer.commands.status import live
@@ -79,7 +80,7 @@ def plan(deployed: DeployedStack) -> str:
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every check of preflight passes: its findings have tests of their own."""
-    monkeypatch.setattr("optimizer.commands.preflight.run.CHECKS", ())
+    monkeypatch.setattr("optimizer.commands.preflight.CHECKS", ())
 
 
 Up = Callable[..., tuple[int, str, str]]
@@ -101,10 +102,13 @@ def test_without_pulumi_nothing_begins(
     assert code == 1 and "no Pulumi CLI is on PATH" in err and "https://www.pulumi.com/docs/" in err
 
 
-def test_a_request_without_a_plan_ends_as_recommend_does(pulumi: Pulumi, gpufleet: Gpufleet, tmp_path: Path) -> None:
+def test_a_request_without_a_plan_ends_as_recommend_does(
+    pulumi: Pulumi, gpufleet: Gpufleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUFLEET_CATALOG", str(SHIPPED))
     request = tmp_path / "request.yaml"
     request.write_text("model: llama-3.1-8b\nworkload: {tokens: 2B, seq_len: 8192}\nconstraints: {budget_usd: 1}\n")
-    code, _, err = gpufleet("up", str(request), "--no-refresh", "--yes", "--directory", str(tmp_path))
+    code, _, err = gpufleet("up", str(request), "--yes", "--directory", str(tmp_path))
     assert code == 3 and f"gpufleet recommend {request}" in err
     assert not pulumi.ran("up")
 

@@ -22,8 +22,8 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from infra.settings import StackSettings
 from optimizer.aws import clients
+from optimizer.commands.preflight import CHECKS
 from optimizer.commands.preflight.model import Context, Finding, Unknown
-from optimizer.commands.preflight.run import CHECKS
 from optimizer.contract.plan import FleetPlan
 from tests.plans import sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from optimizer.commands.preflight import run as running
+from optimizer.commands import preflight as running
 from optimizer.commands.preflight.dry_run import DRY_RUNS
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.preflight.account import NOW, FakeAws, Refusal, aws, context, only, target

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from optimizer.commands.preflight import preflight
 from optimizer.commands.preflight.model import Unknown
-from optimizer.commands.preflight.run import preflight
 from optimizer.contract.errors import GpufleetError
 from tests.unit.optimizer.commands.preflight.account import (
     FakeAws,

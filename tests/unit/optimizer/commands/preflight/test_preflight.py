@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from optimizer.commands.preflight import run as running
+from optimizer.commands import preflight as running
 from optimizer.commands.preflight.dry_run import DRY_RUNS
 from optimizer.commands.preflight.model import iam_action, preflight_policy
 from optimizer.contract.plan import plan_from_dict
