@@ -18,6 +18,7 @@ from infra.naming import Names, slug
 from optimizer.aws import clients, control, errors
 from optimizer.commands.options import list_stacks, stack_path
 from optimizer.commands.output import replace_file
+from optimizer.commands.progress import patience
 from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
 from optimizer.contract.plan import FleetPlan, PlanError, plan_from_dict
 from optimizer.economics.policy_outlook import price_adaptive
@@ -183,9 +184,12 @@ def read_state(names: Names) -> ControllerState | None:
 
 def caller_of(region: str) -> Any:
     """Return AWS's answer about the caller, with its Account and Arn; GpufleetError where there is none."""
-    with errors.explained(
-        "AWS does not say whose account this is",
-        why="the names of the stack's resources hold the account",
-        next_step=f"{errors.CHECK_CREDENTIALS}; aws account enable-region --region-name {region} enables a region",
+    with (
+        patience("asking AWS whose account this is"),
+        errors.explained(
+            "AWS does not say whose account this is",
+            why="the names of the stack's resources hold the account",
+            next_step=errors.CHECK_CREDENTIALS,
+        ),
     ):
         return clients.sts(region).get_caller_identity()
