@@ -121,7 +121,8 @@ _REASONS: tuple[tuple[Callable[[BaseException], bool], str], ...] = (
     (is_region_disabled, "the account has not enabled the region"),
     (is_throttled, "AWS throttled the calls ({code}), even after waiting; try again later"),
     (is_unreachable, "no answer from AWS ({error})"),
-    (is_unreadable, "what answered is not AWS; is there a proxy in between? ({message})"),
+    # An answer that lacks its fields, like a portal's page of HTML, is a KeyError of botocore's parser.
+    (_any_of(is_unreadable, _is_a(KeyError)), "what answered is not AWS; is there a proxy in between? ({message})"),
     (is_server_fault, "AWS failed ({code}); try again later"),
 )
 
@@ -147,5 +148,5 @@ def explained(got: str, *, why: str = "", next_step: str = "") -> Iterator[None]
     """Raise an AWS error of the block as a GpufleetError: ``got``, and AWS's reason."""
     try:
         yield
-    except AWS_ERRORS as error:
+    except (*AWS_ERRORS, KeyError) as error:
         raise GpufleetError(f"{got}: {reason(error)}", why=why, next_step=next_step) from error

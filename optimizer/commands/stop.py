@@ -26,8 +26,8 @@ AFTERWARDS = (
 )
 
 
-def ask(names: Names, want: Want, **move: Any) -> None:
-    """Write a request into the stack's bucket; without a bucket there is no controller either.
+def ask(names: Names, want: Want, **move: Any) -> bool:
+    """Write a request into the stack's bucket; False without a bucket, as there is no controller either.
 
     A controller without the bucket's key starts no node again, so that stopping needs no request.
 
@@ -39,12 +39,13 @@ def ask(names: Names, want: Want, **move: Any) -> None:
     except errors.AWS_ERRORS as error:
         if errors.is_not_found(error) or (want == "stop" and errors.is_key_unusable(error)):
             say(f"note: no controller reads a request in {names.bucket}: {errors.reason(error)}", err=True)
-            return
+            return False
         raise GpufleetError(
             f"the request cannot be written to s3://{names.bucket}: {errors.reason(error)}",
             why="without it the controller would bring the fleet back to what it was",
             next_step=f"use credentials that may put objects under {names.control_prefix}/ of that bucket",
         ) from error
+    return True
 
 
 @click.command(
@@ -56,7 +57,7 @@ Example:
 )
 @one_stack_options
 @dry_run_option
-@click.option("--no-wait", is_flag=True, help="Do not follow the drain until no node is left.")
+@click.option("--no-wait", is_flag=True, help="Do not follow the drain; without a controller it is followed.")
 def command(stack: str | None, directory: Path, no_wait: bool) -> None:
     """Save a checkpoint, end every node, and stay at zero until resume.
 
@@ -67,11 +68,10 @@ def command(stack: str | None, directory: Path, no_wait: bool) -> None:
     file = read_stack(stack, directory)
     minutes, names = file.plan.terminate_timeout_s / 60, resolve_names(file)
     end_dry_run(f"stack {file.stack} would save a checkpoint within {minutes:.0f} min, and end {file.plan.fleet}")
-    if no_wait:
-        ask(names, "stop")
+    if ask(names, "stop") and no_wait:
         say(f"asked stack {file.stack} to stop; gpufleet status --stack {file.stack} follows it")
     else:
-        end_nodes(file)
+        follow_drain(names, timedelta(minutes=minutes))
         click.echo(AFTERWARDS.format(stack=file.stack))
 
 

@@ -35,11 +35,12 @@ def test_no_wait_only_asks(deployed: DeployedStack, gpufleet: Gpufleet) -> None:
     assert deployed.get("control/request.json")["want"] == "stop"
 
 
+@pytest.mark.parametrize("more", [(), ("--no-wait",)])
 def test_a_stack_without_its_bucket_is_ended_all_the_same(
-    deployed: DeployedStack, gpufleet: Gpufleet, clock: Clock
+    deployed: DeployedStack, gpufleet: Gpufleet, clock: Clock, more: tuple[str, ...]
 ) -> None:
     deployed.s3.delete_bucket(Bucket=deployed.names.bucket)
-    code, _, err = gpufleet("stop", *deployed.arguments)
+    code, _, err = gpufleet("stop", *deployed.arguments, *more)
     assert code == 0 and "no controller reads a request" in err
     assert deployed.group.nodes == ()
 
