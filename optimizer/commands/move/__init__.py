@@ -54,7 +54,7 @@ from optimizer.commands.stack_file import (
     resolve_names,
 )
 from optimizer.commands.stop import end_nodes
-from optimizer.contract.errors import DataMissingError, InvalidInputError, NothingFeasibleError
+from optimizer.contract.errors import DataMissingError, InvalidInputError, NothingFeasibleError, unreadable
 from optimizer.contract.plan import Spread
 from optimizer.economics.interruption import RESTART_HOURS
 from optimizer.economics.policy_outlook import forecast_rest
@@ -114,6 +114,8 @@ def command(
         if target is None:
             say(f"the run is in {region} already, as stack {source.stack}")
             end_dry_run("nothing is left to move")
+            if not follow:
+                return
         else:
             # The other stack was asked to stop before this one was.
             end_dry_run(f"stack {source.stack} would go on, and its move to stack {target.stack} be taken back")
@@ -261,7 +263,7 @@ def _read_kept_request(kept: Path) -> dict[str, Any]:
         return dict(json.loads(kept.read_text(encoding="utf-8"))["request"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataMissingError(
-            f"{kept} has no request: {error!r}",
+            f"no request is kept: {unreadable(kept, error)}",
             why="the plan for another region is made from the request",
             next_step="gpufleet recommend REQUEST --region REGION --save PLAN, then --plans PLAN",
         ) from error
