@@ -84,7 +84,7 @@ def test_a_move_that_was_interrupted_does_not_go_on(
     new = DeployedStack.without_nodes(stack=name, directory=deployed.directory, region=EUROPE)
     write_stack_file(deployed.directory / f"Pulumi.{name}.yaml", sample_plan(region=EUROPE))
     ask(new.names, "stop", moved_to=deployed.names.stack)
-    ask(deployed.names, "ada", "stop", moved_to=name)
+    ask(deployed.names, "stop", moved_to=name)
     calls.clear()
     code, out, _ = gpufleet("move", EUROPE, *deployed.arguments, "--yes", "--dry-run")
     assert code == 0 and f"dry run: stack {name} would take over" in out
