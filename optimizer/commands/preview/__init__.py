@@ -119,9 +119,8 @@ def _rows(resources: Sequence[Resource], lines: Sequence[CostLine]) -> list[dict
     rows = []
     for resource in resources:
         row = {name: getattr(resource, name) for name in RESOURCE_COLUMNS[:5]}
-        usd = usd_per_hour.get((resource.type, resource.name))
-        row["usd_per_hour"] = None if usd is None else round(usd, 6)
-        row["usd_per_month"] = None if usd is None else round(usd * HOURS_PER_MONTH, 2)
+        if (usd := usd_per_hour.get((resource.type, resource.name))) is not None:
+            row |= {"usd_per_hour": round(usd, 6), "usd_per_month": round(usd * HOURS_PER_MONTH, 2)}
         rows.append(row)
     return rows
 
