@@ -16,7 +16,7 @@ from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.commands.asking import is_dry_run
 from optimizer.commands.options import stack_path
 from optimizer.commands.output import say
-from optimizer.commands.preflight import check, write_findings
+from optimizer.commands.preflight import check, count_levels, write_findings
 from optimizer.commands.pulumi_engine import carry_out
 from optimizer.commands.recommend import command as recommend
 from optimizer.commands.stack import put_plan
@@ -58,9 +58,9 @@ def deploy(
     put_plan(plan, stack, directory, accept_stale_prices=accept_stale_prices)
     if WHEELS_KEY not in (file := read_stack(stack, directory)).config:
         pack_wheels(file)
-    report = check(plan, stack, directory)
-    write_findings([finding for finding in report.findings if finding.level != "ok"])
-    counts = report.counts()
+    findings = check(plan, stack, directory)
+    write_findings([finding for finding in findings if finding.level != "ok"])
+    counts = count_levels(findings)
     say("preflight: " + ", ".join(f"{count} {level}" for level, count in counts.items()))
     if counts["error"]:
         raise GpufleetError(

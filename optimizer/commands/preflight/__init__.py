@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -91,20 +91,21 @@ def command(
     Exit status: 0 no error (warnings and unknowns may be there), 1 at least one error, or AWS cannot be asked.
     """
     chosen = read_plan_argument(plan, plan_number)
-    report = check(chosen, stack, directory, more=DRY_RUNS if dry_run_calls else ())
+    at = datetime.now(UTC)
+    findings = check(chosen, stack, directory, more=DRY_RUNS if dry_run_calls else ())
     if output_format == "json":
-        write_json(_document(report, chosen, stack))
+        write_json(_document(findings, at, chosen, stack))
     elif output_format == "csv":
-        write_csv([_row(finding) for finding in report.findings], COLUMNS)
+        write_csv(list(map(_row, findings)), COLUMNS)
     else:
-        write_findings(report.findings)
-    counts = report.counts()
+        write_findings(findings)
+    counts = count_levels(findings)
     say(", ".join(f"{count} {level}" for level, count in counts.items()), err=output_format != "table")
     if counts["error"]:
         sys.exit(GpufleetError.exit_code)
 
 
-def check(plan: FleetPlan, stack: str | None, directory: Path, *, more: Sequence[Check] = ()) -> PreflightReport:
+def check(plan: FleetPlan, stack: str | None, directory: Path, *, more: Sequence[Check] = ()) -> list[Finding]:
     """Check a plan with the configuration of its stack; raises as ``preflight``."""
     file = _read_stack_file(stack, directory)
     with patience("asking AWS about the account"):
@@ -113,17 +114,9 @@ def check(plan: FleetPlan, stack: str | None, directory: Path, *, more: Sequence
         return preflight(settings, stack=stack or "", more=more, offline=offline)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreflightReport:
-    """The findings, errors first, of checks that began ``at`` (UTC)."""
-
-    account_id: str
-    at: datetime
-    findings: tuple[Finding, ...]
-
-    def counts(self) -> dict[str, int]:
-        """Return the number of findings of each level."""
-        return {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
+def count_levels(findings: Sequence[Finding]) -> dict[str, int]:
+    """Return the number of findings of each level."""
+    return {level: sum(finding.level == level for finding in findings) for level in LEVELS}
 
 
 def preflight(
@@ -133,32 +126,30 @@ def preflight(
     more: Sequence[Check] = (),
     offline: Sequence[Finding] = (),
     at: datetime | None = None,
-) -> PreflightReport:
+) -> list[Finding]:
     """Check with AWS whether a configuration can be carried out ``at`` a time, by default now; ``stack`` is its name.
 
-    ``more`` are further checks, ``offline`` findings made without AWS.
+    ``more`` are further checks, ``offline`` findings made without AWS. Errors come first.
 
     Raises:
         GpufleetError: no credentials, refused ones, or no way to AWS.
     """
-    now, region = at or datetime.now(UTC), settings.plan.region
-    caller = caller_of(region)
-    account_id, ec2 = caller["Account"], clients.ec2(region)
-    identity = passed(f"account {account_id} as {caller['Arn']}", check="identity", value=account_id)
+    region = settings.plan.region
+    caller, ec2 = caller_of(region), clients.ec2(region)
+    identity = passed(f"account {caller['Account']} as {caller['Arn']}", check="identity", value=caller["Account"])
     context = Context(
         settings=settings,
         stack=stack,
-        account_id=account_id,
+        account_id=caller["Account"],
         ec2=ec2,
         service_quotas=clients.service_quotas(region),
         subnet_zones=ask(partial(network.subnet_zones, ec2, settings.subnet_ids)),
-        now=now,
+        now=at or datetime.now(UTC),
     )
     with ThreadPoolExecutor(max_workers=CHECKS_AT_ONCE) as pool:
         answers = list(pool.map(lambda check: list(check(context)), (*CHECKS, *more)))
     findings = [*offline, identity, *(finding for answer in answers for finding in answer)]
-    findings.sort(key=lambda finding: LEVELS.index(finding.level))
-    return PreflightReport(account_id=account_id, at=now, findings=tuple(findings))
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
@@ -227,11 +218,11 @@ def _row(finding: Finding) -> dict[str, Any]:
     return {name: fields[{"found": "text", "next": "next_step"}.get(name, name)] for name in COLUMNS}
 
 
-def _document(report: PreflightReport, plan: FleetPlan, stack: str | None) -> dict[str, Any]:
+def _document(findings: Sequence[Finding], at: datetime, plan: FleetPlan, stack: str | None) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
-        "checked_at": report.at.isoformat(timespec="seconds"),
-        "account": report.account_id,
+        "checked_at": at.isoformat(timespec="seconds"),
+        "account": next(finding.value for finding in findings if finding.check == "identity"),
         "region": plan.region,
         "stack": stack,
         "plan": {
@@ -240,8 +231,8 @@ def _document(report: PreflightReport, plan: FleetPlan, stack: str | None) -> di
             "purchase": plan.purchase.option,
             "model": plan.job.model,
         },
-        "counts": report.counts(),
-        "rows": [_row(finding) for finding in report.findings],
+        "counts": count_levels(findings),
+        "rows": list(map(_row, findings)),
     }
 
 

@@ -206,10 +206,10 @@ OPERATIONS = set(healthy()) - {"GetCallerIdentity", "DescribeInstanceTypes", "De
 @pytest.mark.parametrize("refusal", [DENIED_EC2, THROTTLED], ids=lambda refusal: refusal.code)
 def test_a_call_that_fails_is_unknown_and_hides_no_other(aws: FakeAws, operation: str, refusal: Refusal) -> None:
     """Whatever call is refused or throttled: at least a row says so, none is an error, and the rest is as it was."""
-    well = {row.check: row.level for row in running.preflight(target(), stack="dev", at=NOW).findings}
+    well = {row.check: row.level for row in running.preflight(target(), stack="dev", at=NOW)}
     assert set(well.values()) == {"ok"}
     aws.answers[operation] = refusal
-    rows = running.preflight(target(), stack="dev", at=NOW).findings
+    rows = running.preflight(target(), stack="dev", at=NOW)
     unknown = [row for row in rows if row.level == "unknown"]
     assert unknown and not [row for row in rows if row.level in ("error", "warning")]
     said = iam_action(operation) if refusal is DENIED_EC2 else "throttled"
@@ -222,7 +222,7 @@ def test_a_call_that_fails_is_unknown_and_hides_no_other(aws: FakeAws, operation
 def test_an_empty_answer_never_crashes(aws: FakeAws, operation: str) -> None:
     """Every field is optional in AWS's models; one that is missing is unknown, or an error of its own."""
     aws.answers[operation] = {}
-    rows = running.preflight(target(), stack="dev", at=NOW).findings
+    rows = running.preflight(target(), stack="dev", at=NOW)
     assert {row.level for row in rows} >= {"ok"} and any(row.level in ("unknown", "error") for row in rows)
     assert all("Traceback" not in row.text for row in rows)
 
