@@ -139,20 +139,8 @@ Example:
     metavar="RANGE",
     help="Memory of one GPU in GiB, as EC2 reports it (A10G and L4: 22.4).",
 )
-@click.option(
-    "--region",
-    "regions",
-    multiple=True,
-    metavar="PATTERN",
-    help="Region or pattern (us-*); repeatable.",
-)
-@click.option(
-    "--instance-type",
-    "types",
-    multiple=True,
-    metavar="PATTERN",
-    help="Instance type or pattern (p5*); repeatable.",
-)
+@click.option("--region", "regions", multiple=True, metavar="PATTERN", help="Region or pattern (us-*); repeatable.")
+@click.option("--instance-type", "types", multiple=True, metavar="PATTERN", help="Type or pattern (p5*); repeatable.")
 @click.option(
     "--price",
     "priced_as",

@@ -15,7 +15,7 @@ from optimizer.aws import errors
 from optimizer.commands.options import OutputFile, one_stack_options
 from optimizer.commands.output import json_text, write_json
 from optimizer.commands.preflight.model import preflight_policy
-from optimizer.commands.stack_file import caller_of, check_name, read_stack
+from optimizer.commands.stack_file import caller_of, read_stack
 from optimizer.contract.errors import InvalidInputError
 
 _PREFLIGHT = {"gpufleet-preflight": preflight_policy()}
@@ -56,7 +56,6 @@ def _deployer(stack: str | None, account: str | None, directory: Path) -> dict[s
     if account is not None and not (account.isdecimal() and len(account) == 12):
         raise InvalidInputError(f"--account is {account}", limit="12 digits", next_step="aws sts get-caller-identity")
     file = read_stack(stack, directory)
-    check_name(file.stack)
     region, config = file.plan.region, file.config_texts
     with errors.explained(f"the plan's region {region} is none of AWS"):
         partition = get_session().get_partition_for_region(region)

@@ -49,12 +49,12 @@ class StackFile:
         }
 
 
-def check_name(stack: str, next_step: str = "choose another --stack NAME") -> None:
+def check_name(stack: str) -> None:
     """Raise InvalidInputError if ``stack`` is no name of a stack."""
     try:
         slug(stack)
     except ValueError as error:
-        raise InvalidInputError(str(error), next_step=next_step) from error
+        raise InvalidInputError(str(error), next_step="choose another --stack NAME") from error
 
 
 def find_stack(stack: str, directory: Path) -> StackFile | None:
@@ -84,6 +84,7 @@ def read_stack(stack: str | None, directory: Path) -> StackFile:
             the folder has not one stack.
     """
     stack = stack or only_stack(directory)
+    check_name(stack)
     path = stack_path(directory, stack)
     write_it = f"gpufleet stack set PLAN --stack {stack}"
     try:
@@ -162,10 +163,8 @@ def resolve_names(file: StackFile) -> Names:
     """Return the stack's physical names, by STS GetCallerIdentity, which needs no permission.
 
     Raises:
-        InvalidInputError: no stack name.
         GpufleetError: AWS did not answer, so that no name is known.
     """
-    check_name(file.stack, next_step="name the stack as it was named to stack set")
     caller, region = caller_of(file.plan.region), file.plan.region
     return Names(stack=file.stack, account_id=caller["Account"], region=region, partition=caller["Arn"].split(":")[1])
 

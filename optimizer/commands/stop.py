@@ -20,11 +20,6 @@ from optimizer.commands.output import say
 from optimizer.commands.stack_file import StackFile, caller_of, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
 
-AFTERWARDS = (
-    "No node runs. The rest of the stack costs by the hour (endpoints, key): `gpufleet down --stack "
-    "{stack}` ends that too and keeps the checkpoints; `gpufleet resume --stack {stack}` goes on training."
-)
-
 
 def ask(names: Names, want: Want, **move: Any) -> bool:
     """Write a request into the stack's bucket; False without a bucket, as there is no controller either.
@@ -72,7 +67,11 @@ def command(stack: str | None, directory: Path, no_wait: bool) -> None:
         say(f"asked stack {file.stack} to stop; gpufleet status --stack {file.stack} follows it")
     else:
         follow_drain(names, timedelta(minutes=minutes))
-        click.echo(AFTERWARDS.format(stack=file.stack))
+        click.echo(
+            "No node runs. The rest of the stack costs by the hour (endpoints, key): `gpufleet down --stack "
+            f"{file.stack}` ends that too and keeps the checkpoints; `gpufleet resume --stack {file.stack}` goes on "
+            "training."
+        )
 
 
 def end_nodes(file: StackFile, moved_to: str = "") -> Names:
