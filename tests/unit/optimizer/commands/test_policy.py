@@ -54,7 +54,7 @@ def test_the_stacks_configuration_counts(gpufleet: Gpufleet, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--stack", "d v"), "Pulumi.d v.yaml is missing"),
+        (("--stack", "d v"), "stack name 'd v'"),
         ((), "has no stack"),
         (("--account", "1"), "12 digits"),
     ],
