@@ -73,7 +73,6 @@ def alarms(settings: StackSettings, names: Names) -> dict[str, dict[str, Any]]:
         name.lower(): _metric(name, "AWS/Lambda", "Sum", FunctionName=names.controller)
         for name in ("Errors", "Throttles")
     }
-    lost = _metric("ApproximateNumberOfMessagesVisible", "AWS/SQS", "Maximum", QueueName=names.dead_letter_queue)
     found = {
         "missing-nodes": _alarm(
             f"Fewer nodes in service than wanted for {MISSING_NODES_MINUTES} minutes",
@@ -119,7 +118,6 @@ def alarms(settings: StackSettings, names: Names) -> dict[str, dict[str, Any]]:
             f"IF(serving > 0 AND FILL(gpu, 0) < {IDLE_GPU_PERCENT}, 1, 0)",
             periods=IDLE_MINUTES // 5,
         ),
-        "lost-events": _alarm("Node events that nobody could take", {"lost": lost}),
     }
     if settings.mode == "training":
         found["slow"] = _slow(settings, own("TokensPerSecond", "Average"))

@@ -87,7 +87,6 @@ class Names:
     parameter_path = _Name("/gpufleet/{slug}")
     # Events, logs and metrics.
     queue = _Name("{prefix}-node-events")  # 80
-    dead_letter_queue = _Name("{prefix}-node-events-dead")
     log_group = _Name("/gpufleet/{slug}")
     metric_namespace = _Name("gpufleet/{slug}")  # 255; one a stack, so that a policy can name it
     budget = _Name("{prefix}-{region}")  # 100

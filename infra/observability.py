@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pulumi
 import pulumi_aws as aws
 
 from infra.alarms import alarms
@@ -14,7 +13,6 @@ from infra.policies.resources import EVENTS, queue_policy, topic_policy
 from infra.security import Security
 
 EVENT_RETENTION_S = 86_400
-DEAD_RETENTION_S = 14 * 86_400
 STACK_TAG = f"{PROJECT}:stack"
 # Shares of the budget that send a mail: percent, and AWS's word for actual or forecast spend.
 BUDGET_NOTICES = ((50, "ACTUAL"), (80, "ACTUAL"), (100, "ACTUAL"), (100, "FORECASTED"))
@@ -28,8 +26,7 @@ class Observability(Component):
         self._key_arn, self._claimed = security.key_arn, self._after(security.claim)
         names, settings, prefix = self._names, self._settings, self._prefix
         log_group = self._log_group(f"{prefix}-nodes", names.log_group, self._key_arn)
-        dead = self._queue("node-events-dead", names.dead_letter_queue, DEAD_RETENTION_S)
-        queue = self._queue("node-events", names.queue, EVENT_RETENTION_S, dead_letter_arn=dead.arn)
+        queue = self._queue()
         # EC2's events name no group or tag, so the controller drops those of other instances:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
         # https://github.com/aws/aws-node-termination-handler/issues/536
@@ -42,13 +39,7 @@ class Observability(Component):
                 tags=self._tags,
                 opts=self._claimed,
             )
-            aws.cloudwatch.EventTarget(
-                f"{prefix}-{event}",
-                rule=rule.name,
-                arn=queue.arn,
-                dead_letter_config={"arn": dead.arn},
-                opts=self._own,
-            )
+            aws.cloudwatch.EventTarget(f"{prefix}-{event}", rule=rule.name, arn=queue.arn, opts=self._own)
         if settings.alarm_email:
             self._alarms()
             self._budget()
@@ -56,27 +47,23 @@ class Observability(Component):
         self.log_group = log_group.name
         self.register_outputs({"queue_url": self.queue_url, "log_group": self.log_group})
 
-    def _queue(
-        self, name: str, physical: str, retention_s: int, *, dead_letter_arn: pulumi.Output[str] | None = None
-    ) -> aws.sqs.Queue:
+    def _queue(self) -> aws.sqs.Queue:
+        # Without a dead-letter queue, which would take a notice from a controller that cannot write its state for five
+        # minutes. The controller deletes a message that it cannot read.
         names = self._names
-        redrive = None
-        if dead_letter_arn is not None:
-            redrive = dead_letter_arn.apply(lambda arn: json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 5}))
         return aws.sqs.Queue(
-            f"{self._prefix}-{name}",
-            name=physical,
+            f"{self._prefix}-node-events",
+            name=names.queue,
             # A policy resource of its own would take the provider half a minute longer.
-            policy=json.dumps(queue_policy(names, queue_arn=names.arn("sqs", physical))),
+            policy=json.dumps(queue_policy(names)),
             # Not the stack's key: EventBridge sends to no queue under a key whose policy names its source, and a key
             # without that condition would serve any account's rules (SNS's page says it, for topics; met with it:
             # https://github.com/awslabs/landing-zone-accelerator-on-aws/issues/407). SQS's own keys need no policy:
             # https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-configure-sqs-sse-queue.html
             sqs_managed_sse_enabled=True,
-            message_retention_seconds=retention_s,
+            message_retention_seconds=EVENT_RETENTION_S,
             receive_wait_time_seconds=20,
             visibility_timeout_seconds=60,
-            redrive_policy=redrive,
             tags=self._tags,
             opts=self._claimed,
         )

@@ -114,7 +114,7 @@ def receive_notices(clients: Clients, settings: ControllerSettings) -> tuple[set
                     # No page says that the metadata service tells the node, which has two minutes to save.
                     ends_at = datetime.fromisoformat(detail["instance-termination-time"].replace("Z", "+00:00"))
                     maintenance[detail["instance-id"]] = to_seconds(ends_at)
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
                 log("unreadable", reason=f"a message is not an event: {message['Body'][:200]}")
     return interrupted, maintenance, receipts
 

@@ -56,7 +56,6 @@ def deployer_policy(
     budget = f"arn:{names.partition}:budgets::{names.account_id}:budget/{names.budget}"
     linked_name = f"autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling_{names.service_role_suffix}"
     linked = f"{iam}:role/aws-service-role/{linked_name}"
-    queues = [names.queue, names.dead_letter_queue]
     in_region: Statement = {"StringEquals": {"aws:RequestedRegion": names.region}}
     creates = {"ec2:CreateAction": [*ACTIONS["ec2"]["makes"].split(), "RunInstances"]}
     services, log_groups = ["autoscaling", "ec2", "lambda"], [names.log_group, names.controller_log_group]
@@ -102,7 +101,7 @@ def deployer_policy(
         ),
         allow("Function", _actions("lambda", "function"), here("lambda", f"function:{names.controller}")),
         allow("Rules", _actions("events", "rules"), here("events", f"rule/{own}")),
-        allow("Queues", _actions("sqs", "queues"), [here("sqs", name) for name in queues]),
+        allow("Queues", _actions("sqs", "queues"), here("sqs", names.queue)),
         allow("Topic", _actions("sns", "topic"), here("sns", f"{names.prefix}-alarms*")),
         # Unsubscribe takes no resource: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsns.html
         allow("EndSubscription", "sns:Unsubscribe", "*", condition=in_region),

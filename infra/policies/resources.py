@@ -102,20 +102,20 @@ def _unless(header: str, value: str) -> Statement:
     return {"StringNotEquals": {header: value}, "Null": {header: "false"}}
 
 
-def queue_policy(names: Names, *, queue_arn: str) -> Policy:
-    """Policy of a queue of node events: only this stack's rules may send, and only over TLS."""
+def queue_policy(names: Names) -> Policy:
+    """Policy of the queue of node events: only this stack's rules may send, and only over TLS."""
     return document(
         # https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-use-resource-based.html#eb-sqs-permissions
         allow(
             "RulesSend",
             "sqs:SendMessage",
-            queue_arn,
+            names.queue_arn,
             principal={"Service": "events.amazonaws.com"},
             condition={
                 "ArnEquals": {"aws:SourceArn": [names.arn("events", f"rule/{names.rule(event)}") for event in EVENTS]}
             },
         ),
-        deny_plain_http("OnlyTls", "sqs:*", queue_arn),
+        deny_plain_http("OnlyTls", "sqs:*", names.queue_arn),
     )
 
 

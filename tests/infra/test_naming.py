@@ -28,7 +28,6 @@ def test_every_name_is_legal_and_short_enough(stack: str, region: str) -> None:
     assert re.fullmatch(r"[\w+=,.@-]{1,64}", made.role)
     assert re.fullmatch(r"[\w+=,.@-]{1,64}", f"AWSServiceRoleForAutoScaling_{made.service_role_suffix}")
     assert re.fullmatch(r"[\w-]{1,80}", made.queue)
-    assert re.fullmatch(r"[\w-]{1,80}", made.dead_letter_queue)
     assert re.fullmatch(r"[\w.-]{1,64}", made.rule("spot-interruption"))
     assert re.fullmatch(r"[\w/.-]{1,512}", made.log_group)
     assert re.fullmatch(r"alias/[\w/-]{1,250}", made.key_alias)

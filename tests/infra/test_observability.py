@@ -17,7 +17,7 @@ def stack() -> Deployed:
     return deploy(config=ALARM)
 
 
-def test_each_event_goes_to_the_queue_and_if_that_fails_to_the_dead_letters(stack: Deployed) -> None:
+def test_each_event_goes_to_the_queue(stack: Deployed) -> None:
     """Only events that the controller reads are sent: its 500 messages a tick are of all instances of the account."""
     own = [rule.inputs for rule in stack.all("EventRule") if rule.parent == "observability"]
     rules = {given["name"]: json.loads(given["eventPattern"]) for given in own}
@@ -31,20 +31,18 @@ def test_each_event_goes_to_the_queue_and_if_that_fails_to_the_dead_letters(stac
     assert {target["rule"] for target in targets} == rules.keys()
     for target in targets:
         assert target["arn"] == "arn:aws:sqs:::gpufleet-dev-node-events"
-        assert target["deadLetterConfig"] == {"arn": "arn:aws:sqs:::gpufleet-dev-node-events-dead"}
 
 
-@pytest.mark.parametrize("ending", ["-node-events", "-node-events-dead"])
-def test_only_this_stacks_rules_send_to_an_encrypted_queue(stack: Deployed, ending: str) -> None:
-    queue = stack.one("Queue", ending)
+def test_only_this_stacks_rules_send_to_the_encrypted_queue(stack: Deployed) -> None:
+    queue = stack.one("Queue")
     # A key's policy cannot name EventBridge's rules as its source, so no notice would arrive under the stack's key.
     assert queue["sqsManagedSseEnabled"] is True
     assert "kmsMasterKeyId" not in queue
-    statements = stack.policy("Queue", ending)
+    statements = stack.policy("Queue")
     send = statements["RulesSend"]
     assert send["Principal"] == {"Service": "events.amazonaws.com"}
     assert send["Action"] == "sqs:SendMessage"
-    assert send["Resource"] == f"arn:aws:sqs:us-east-1:000000000000:gpufleet-dev{ending}"
+    assert send["Resource"] == "arn:aws:sqs:us-east-1:000000000000:gpufleet-dev-node-events"
     rules = [f"arn:aws:events:us-east-1:000000000000:rule/gpufleet-dev-{event}" for event in EVENTS]
     assert send["Condition"] == {"ArnEquals": {"aws:SourceArn": rules}}
     assert {sid: statement["Effect"] for sid, statement in statements.items()} == {
