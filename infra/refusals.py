@@ -317,11 +317,15 @@ def _lustre_refusals(settings: StackSettings) -> Iterator[str]:
             f"{file_system}, and gpufleet:data is {settings.data or 'not set'}: it would be paid for and empty; "
             f"`pulumi config set gpufleet:data s3://BUCKET/PREFIX`, {without}"
         )
-    if not (settings.ami_name or settings.ami_id):
+    # It brings the EFA plugin with which gangs hang (bootstrap/known-bad.csv).
+    is_known = not (settings.gang and settings.plan.node.efa_cards)
+    if not settings.ami_id and settings.ami_name in ("", *([] if is_known else [WITH_LUSTRE_CLIENT])):
         # The client is a module of one kernel release. Newer releases boot kernel 7.0, for which no notes list one:
         # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-ami-gpubaseoss-ul2404-2026-09-16.html
+        known = f'for x86_64 `pulumi config set gpufleet:amiName "{WITH_LUSTRE_CLIENT}"`, ' if is_known else ""
         yield (
-            f"{file_system}, and the newest Deep Learning AMI may have no Lustre client for its kernel: name a "
-            "release whose notes list lustre-client-modules of its kernel_version, for x86_64 `pulumi config set "
-            f'gpufleet:amiName "{WITH_LUSTRE_CLIENT}"`, your own image with the client in gpufleet:amiId, {without}'
+            f"{file_system}, and gpufleet:amiName is {settings.ami_name or 'not set'}: a Deep Learning AMI may have no "
+            "Lustre client for its kernel, or one with an EFA plugin that hangs: name a release whose notes list "
+            f"lustre-client-modules of its kernel_version, {known}your own image with the client in gpufleet:amiId, "
+            f"{without}"
         )

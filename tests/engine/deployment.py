@@ -20,7 +20,6 @@ from click.testing import CliRunner
 
 from bootstrap.contract.requirements import read_pins
 from infra.images import WITH_TORCH, WITHOUT_TORCH
-from infra.settings import WITH_LUSTRE_CLIENT
 from infra.wheels import TORCH_LIST, TRAINER_LIST
 from optimizer.cli import cli
 from optimizer.contract.plan import FleetPlan
@@ -28,11 +27,12 @@ from tests.engine import pulumi_cli
 from tests.engine.emulated_aws import dlami_name, emulated_aws
 from tests.engine.inventory import Client, clients
 from tests.engine.pulumi_cli import REPOSITORY, Stack
+from tests.infra.deployed import NEXT_WITH_LUSTRE_CLIENT
 
 REGION = "us-east-1"
 IMAGES = {
     **{dlami_name(one.parameter): one.architecture for one in (*WITH_TORCH.values(), *WITHOUT_TORCH.values())},
-    WITH_LUSTRE_CLIENT: "x86_64",
+    NEXT_WITH_LUSTRE_CLIENT: "x86_64",
 }
 """Machine images that are published: CPU architecture by name."""
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from infra.settings import WITH_LUSTRE_CLIENT
 from optimizer.aws import control
 from optimizer.contract.plan import FleetPlan, read_plan, read_plan_text
 from tests.engine import facts, running
@@ -24,6 +23,7 @@ from tests.engine.inventory import Inventory, inventory, left_behind
 from tests.engine.pulumi_cli import PulumiError, Run
 from tests.engine.recording import asked_of_iam, of_stack_dev
 from tests.engine.tagging import check_tags
+from tests.infra.deployed import NEXT_WITH_LUSTRE_CLIENT
 from tests.infra.deployed import capacity_block as as_capacity_block
 from tests.infra.deployed import on_demand as as_on_demand
 from tests.infra.deployed import topped_up as as_topped_up
@@ -290,7 +290,7 @@ def capacity_block(tools: Tools, scratch: Path) -> None:
     end = start + timedelta(days=2)
     block = as_capacity_block(start=f"{start:%Y-%m-%dT%H:%M:%SZ}", end=f"{end:%Y-%m-%dT%H:%M:%SZ}")
     plan = sample_plan(**block, lustre={"storage_gib": 2400, "data_gib": 2000.0, "usd": 16.0})
-    config = {"data": "s3://corpus/tokens", "amiName": WITH_LUSTRE_CLIENT}
+    config = {"data": "s3://corpus/tokens", "amiName": NEXT_WITH_LUSTRE_CLIENT}
     with fleet(tools, scratch, "block", plan, config) as (deployed, empty):
         assert_created(deployed)
         facts.check(deployed, plan)

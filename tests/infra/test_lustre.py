@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from infra.settings import ConfigError
+from infra.settings import WITH_LUSTRE_CLIENT, ConfigError
 from tests.infra.deployed import LINKED, LONE_NODE, LUSTRE, deploy, on_demand
 
 
@@ -19,7 +19,8 @@ def test_a_lone_node_stays_in_the_file_systems_zone() -> None:
     [
         ({**LINKED, "gpufleet:data": ""}, "gpufleet:data is not set: it would be paid for and empty"),
         ({**LINKED, "gpufleet:data": "/mnt/nvme/tokens"}, "gpufleet:data is /mnt/nvme/tokens"),
-        ({**LINKED, "gpufleet:amiName": ""}, "may have no Lustre client for its kernel"),
+        ({**LINKED, "gpufleet:amiName": ""}, "amiName is not set: .* may have no Lustre client for its kernel"),
+        ({**LINKED, "gpufleet:amiName": WITH_LUSTRE_CLIENT}, "with an EFA plugin that hangs"),
     ],
 )
 def test_a_stack_whose_nodes_would_not_reach_the_data_is_refused(config: dict[str, Any], reason: str) -> None:
