@@ -61,9 +61,9 @@ def _values() -> dict[str, Any]:
         if value is None or key == "plan":
             continue
         if entry.get("type") != "string":
-            # Text that is no JSON stays, and the model refuses it.
+            # Text that is no JSON stays, and the model refuses it. Pulumi takes "True" as well.
             with suppress(ValueError):
-                value = json.loads(value)
+                value = json.loads(value.lower() if entry.get("type") == "boolean" else value)
         elif not value:
             continue
         if value == "" or value is False or value:

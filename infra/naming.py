@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 
 from bootstrap.contract.checkpoint import FOLDER
-from bootstrap.contract.settings import MAX_PLACES, group_name
+from bootstrap.contract.settings import MAX_PLACES, STACK_TAG, group_name
 
 PROJECT = "gpufleet"
 # The tightest name is that of the service-linked role, 64 characters: "AWSServiceRoleForAutoScaling_" 29, slug, "-",
@@ -148,4 +148,4 @@ def tags(stack: str, model: str, extra: dict[str, str]) -> dict[str, str]:
     A model's name may be a folder or a module: characters that a tag does not take become "_".
     """
     label = NOT_IN_TAGS.sub("_", model)[:TAG_VALUE_LENGTH]
-    return {**extra, "Project": PROJECT, f"{PROJECT}:stack": stack, f"{PROJECT}:model": label}
+    return {**extra, "Project": PROJECT, STACK_TAG: stack, f"{PROJECT}:model": label}

@@ -6,14 +6,13 @@ import json
 
 import pulumi_aws as aws
 
+from bootstrap.contract.settings import STACK_TAG
 from infra.alarms import alarms
 from infra.component import Component, Stack
-from infra.naming import PROJECT
 from infra.policies.resources import EVENTS, queue_policy, topic_policy
 from infra.security import Security
 
 EVENT_RETENTION_S = 86_400
-STACK_TAG = f"{PROJECT}:stack"
 # Shares of the budget that send a mail: percent, and AWS's word for actual or forecast spend.
 BUDGET_NOTICES = ((50, "ACTUAL"), (80, "ACTUAL"), (100, "ACTUAL"), (100, "FORECASTED"))
 

@@ -9,12 +9,12 @@ import json
 import tomllib
 from pathlib import Path
 
+from bootstrap.contract.settings import STACK_TAG
 from bootstrap.contract.shared_ceiling import SharedCeiling
-from infra.naming import PROJECT, Names
+from infra.naming import Names
 from infra.policies.roles import keep_shared_ceiling
 from infra.policies.statements import Policy, Statement, allow, document
 
-_TAG = f"{PROJECT}:stack"
 ACTIONS = tomllib.loads(Path(__file__).with_name("deployer_actions.toml").read_text(encoding="utf-8"))
 """Actions by service and use, as words."""
 WITHOUT_A_CALL = {action: reason for reason, words in ACTIONS["without_a_call"].items() for action in words.split()}
@@ -48,8 +48,8 @@ def deployer_policy(
     write a role's policy and pass the role may do what that policy says: ``boundary`` bounds it.
     """
     own, here = f"{names.prefix}-*", names.arn
-    requested: Statement = {"StringEquals": {f"aws:RequestTag/{_TAG}": names.stack}}
-    tagged: Statement = {"StringEquals": {f"aws:ResourceTag/{_TAG}": names.stack}}
+    requested: Statement = {"StringEquals": {f"aws:RequestTag/{STACK_TAG}": names.stack}}
+    tagged: Statement = {"StringEquals": {f"aws:ResourceTag/{STACK_TAG}": names.stack}}
     ec2 = here("ec2", "*/*")
     iam = f"arn:{names.partition}:iam::{names.account_id}"
     roles = f"{iam}:role/{own}"
@@ -76,7 +76,7 @@ def deployer_policy(
             "*",
             condition={"ArnLike": {"ec2:LaunchTemplate": here("ec2", "launch-template/*")}},
         ),
-        *_network(names, vpc_id),
+        *_network(names, vpc_id, requested),
         allow("Group", _actions("autoscaling", "group"), names.group_arns),
         *_roles(roles, boundary),
         allow("Profiles", _actions("iam", "profile"), f"{iam}:instance-profile/{own}"),
@@ -153,12 +153,12 @@ def _file_system(names: Names, requested: Statement, tagged: Statement) -> list[
     ]
 
 
-def _network(names: Names, vpc_id: str) -> list[Statement]:
+def _network(names: Names, vpc_id: str, requested: Statement) -> list[Statement]:
     """Statements for resources without the stack's tag: the network's default security group, or a person's VPC."""
     if vpc_id:
         return [allow("InVpc", "ec2:CreateSecurityGroup", names.arn("ec2", f"vpc/{vpc_id}"))]
     # EC2 makes a VPC's default security group without tags; the program adopts and closes it.
-    untagged = {"Null": {f"aws:ResourceTag/{_TAG}": "true"}, "StringEquals": {f"aws:RequestTag/{_TAG}": names.stack}}
+    untagged = {"Null": {f"aws:ResourceTag/{STACK_TAG}": "true"}} | requested
     zones = f"arn:{names.partition}:route53:::hostedzone/*"
     return [
         allow("AdoptDefaultGroup", "ec2:CreateTags", names.arn("ec2", "security-group/*"), condition=untagged),
