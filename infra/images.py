@@ -68,6 +68,7 @@ class Image:
     name: str
     kind: ImageKind
     root_device: str
+    other_devices: tuple[str, ...]  # of its further volumes
 
 
 def has_fault(software: str, version: str) -> bool:
@@ -133,20 +134,19 @@ def look_up(settings: StackSettings) -> Image:
             f"AMI {wanted!r} is for {ami.architecture}, and {plan.instance_type} is {plan.node.cpu_architecture}: "
             f"choose an image of that architecture with gpufleet:amiName or gpufleet:amiId"
         )
-    for mapping in ami.block_device_mappings:
-        size_gib = int(mapping.ebs.get("volume_size") or 0)
-        if mapping.device_name == ami.root_device_name and size_gib > plan.volumes.root_gib:
-            raise ConfigError(
-                f"AMI {wanted!r} needs a root volume of {size_gib} GiB, and the plan has volumes.root_gib "
-                f"{plan.volumes.root_gib}: a volume cannot be smaller than its snapshot"
-            )
+    sizes = {item.device_name: int(item.ebs.get("volume_size") or 0) for item in ami.block_device_mappings if item.ebs}
+    if (size_gib := sizes.pop(ami.root_device_name, 0)) > plan.volumes.root_gib:
+        raise ConfigError(
+            f"AMI {wanted!r} needs a root volume of {size_gib} GiB, and the plan has volumes.root_gib "
+            f"{plan.volumes.root_gib}: a volume cannot be smaller than its snapshot"
+        )
     if fault := describe_unbootable(ami.name, ami.image_owner_alias or ami.owner_id):
         raise ConfigError(
             f"AMI {ami.name!r} ({ami.id}) {fault}. Name one in gpufleet:amiName, or build your own from one (EC2 Image "
             "Builder, CreateImage) and set gpufleet:amiId"
         )
     kind: ImageKind = "custom" if settings.ami_id else "dlami"
-    return Image(id=ami.id, name=ami.name, kind=kind, root_device=ami.root_device_name)
+    return Image(id=ami.id, name=ami.name, kind=kind, root_device=ami.root_device_name, other_devices=tuple(sizes))
 
 
 def _wanted(settings: StackSettings) -> tuple[str, str]:

@@ -137,7 +137,10 @@ class Network(Component):
         if settings.nat:
             self._nat(routes)
         # Free, and carries the checkpoints: https://docs.aws.amazon.com/vpc/latest/privatelink/gateway-endpoints.html
-        s3 = s3_endpoint_policy(self._names, image_layers=bool(settings.image), internet=settings.nat)
+        reads = settings.read_prefixes
+        s3 = s3_endpoint_policy(
+            self._names, read_prefixes=reads, image_layers=bool(settings.image), internet=settings.nat
+        )
         gateway = self._endpoint("s3", s3, vpc_endpoint_type="Gateway", route_table_ids=[routes.id])
         self.s3_prefix_list_id = gateway.prefix_list_id
         self._interface_endpoints(routes)

@@ -16,7 +16,7 @@ from bootstrap.contract.trainer import data_problem
 from bootstrap.contract.words import counted
 from infra.bundle import files_of
 from infra.images import brings_torch
-from infra.naming import Names, read_s3_prefix, slug, tags
+from infra.naming import Names, read_s3_prefix, slug
 from infra.places import node_prices
 from infra.settings import (
     TRAINER_COMMAND,
@@ -139,18 +139,13 @@ def start_refusals(settings: StackSettings) -> Iterator[str]:
             "(AvailabilityZoneId); then `pulumi config set gpufleet:zoneId ZONE`"
         )
     if not settings.command and settings.ceiling_usd is None:
+        beyond = "; ".join(() if settings.train_command else settings.plan.beyond_trainer)
+        beyond = beyond and f", gpufleet's own trainer does not carry out the plan ({beyond})"
         yield (
-            f"{_idle_reason(settings)} and nothing limits the spend: the nodes would idle at full price until somebody "
-            "stops them. `pulumi config set gpufleet:trainCommand train.py`, or set a limit: "
-            "`pulumi config set gpufleet:ceilingUsd 100`"
+            f"gpufleet:trainCommand is {settings.train_command or 'empty'}{beyond} and nothing limits the spend: the "
+            "nodes would idle at full price until somebody stops them. `pulumi config set gpufleet:trainCommand "
+            "train.py`, or set a limit: `pulumi config set gpufleet:ceilingUsd 100`"
         )
-
-
-def _idle_reason(settings: StackSettings) -> str:
-    if settings.train_command or not settings.plan.beyond_trainer:
-        return f"gpufleet:trainCommand is {settings.train_command or 'empty'}"
-    beyond = "; ".join(settings.plan.beyond_trainer)
-    return f"gpufleet:trainCommand is empty, gpufleet's own trainer does not carry out the plan ({beyond})"
 
 
 def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
@@ -170,10 +165,6 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
         )
     if settings.scaling and settings.mode == "training":
         yield "gpufleet:scaling is for gpufleet:mode workers only: the controller starts a training gang whole"
-    # IAM refuses two keys that differ in case alone: https://docs.aws.amazon.com/IAM/latest/UserGuide/id_tags.html
-    keys = [key.lower() for key in tags("", "", dict(settings.tags))]
-    if len(set(keys)) < len(keys) or any(key.startswith("aws:") for key in keys):
-        yield "gpufleet:tags has a key that begins with aws:, or that differs from another in case alone"
     for key, uri in (("data", settings.data), ("baseWeights", settings.base_weights)):
         # It becomes a resource of the nodes' policy, and no wildcard may widen it.
         if uri and not re.fullmatch(r"/[\w./=+-]*", uri) and not read_s3_prefix(uri):
@@ -297,9 +288,14 @@ def _file_refusals(settings: StackSettings) -> Iterator[str]:
             )
     if folder is None:
         return
-    mib = sum(path.stat().st_size for path in files_of(folder)) / 2**20
-    if not folder.is_dir():
-        yield f"gpufleet:trainDir {folder} is not a folder: name the one with your training code"
+    mib, problem = 0.0, ""
+    try:
+        problem = "" if folder.is_dir() else "is not a folder"
+        mib = sum(path.stat().st_size for path in files_of(folder)) / 2**20
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    if problem:
+        yield f"gpufleet:trainDir {folder} {problem}: name the one with your training code"
     elif not 0 < mib <= TRAIN_DIR_LIMIT_MIB:
         yield (
             f"gpufleet:trainDir {folder} has {mib:.1f} MiB of files, the limit is above 0 and at most "

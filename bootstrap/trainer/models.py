@@ -61,7 +61,7 @@ def build(config: TrainerConfig) -> nn.Module:
     if config.family == "speech":
         # The encoder's input is a transposed view, and every sum keeps that order: each norm would copy it.
         speech: Any = model
-        speech.get_encoder().layers[0].register_forward_pre_hook(_in_order)
+        speech.get_encoder().layers[0].register_forward_pre_hook(lambda _, given: (given[0].contiguous(), *given[1:]))
     # Looking for packed sequences, which no sample is, makes the host wait for the GPU in each forward pass.
     masks: Any = library("transformers.masking_utils")
     masks.find_packed_sequence_indices = lambda _: None
@@ -93,10 +93,6 @@ def _refusing(config: TrainerConfig, library: Any) -> Iterator[None]:
             f"{library.__name__} {library.__version__} does not build this {config.kind}: {error!r}. "
             "Check --architecture against the model's config.json"
         ) from error
-
-
-def _in_order(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return inputs[0].contiguous(), *inputs[1:]
 
 
 def _has_window(settings: Any, seq_len: int) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from infra.naming import Names
+from infra.policies.roles import read_prefix
 from infra.policies.statements import EVERYBODY, Policy, Statement, allow, deny, deny_plain_http, document
 
 # Pattern of the events that each EventBridge rule forwards: those that bootstrap/controller/gather.py reads.
@@ -147,11 +149,12 @@ def interface_endpoint_policy(names: Names, service: str) -> Policy:
     return document(allow("OwnAccount", actions, "*", principal=EVERYBODY, condition=condition))
 
 
-def s3_endpoint_policy(names: Names, *, image_layers: bool, internet: bool) -> Policy:
-    """Policy of the S3 gateway endpoint: principals and buckets of this account, as data may lie in another bucket.
+def s3_endpoint_policy(names: Names, *, read_prefixes: Mapping[str, str], image_layers: bool, internet: bool) -> Policy:
+    """Policy of the S3 gateway endpoint: principals and buckets of this account, and reads of what the stack names.
 
     Args:
         names: the stack.
+        read_prefixes: URIs that the nodes read, as ``node_policy`` has them; they may be of another account.
         image_layers: admit ECR's signed URLs of image layers:
             https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html
         internet: admit reads of any bucket, as much of the internet (registry.k8s.io, public data sets) lies in S3.
@@ -159,6 +162,8 @@ def s3_endpoint_policy(names: Names, *, image_layers: bool, internet: bool) -> P
     own = {"StringEquals": {"aws:PrincipalAccount": names.account_id, "aws:ResourceAccount": names.account_id}}
     layers = f"arn:{names.partition}:s3:::prod-{names.region}-starport-layer-bucket/*"
     statements = [allow("OwnBuckets", "s3:*", "*", principal=EVERYBODY, condition=own)]
+    named = (statement for what, uri in read_prefixes.items() for statement in read_prefix(names, what, uri))
+    statements += [statement | {"Principal": EVERYBODY} for statement in named]
     if image_layers:
         statements.append(allow("ImageLayers", "s3:GetObject", layers, principal=EVERYBODY))
     if internet:

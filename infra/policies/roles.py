@@ -61,7 +61,7 @@ def node_policy(
             },
         ),
         _list_prefix("ListCheckpoints", names.bucket_arn, names.checkpoint_prefix),
-        *(statement for what, uri in read_prefixes.items() for statement in _read_prefix(names, what, uri)),
+        *(statement for what, uri in read_prefixes.items() for statement in read_prefix(names, what, uri)),
         # The request's own instance, so that no node reports for another:
         # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
         # AWS's policy AWSElasticDisasterRecoveryEc2InstancePolicy has the same variable.
@@ -264,7 +264,7 @@ def _list_prefix(sid: str, bucket_arn: str, prefix: str) -> Statement:
     return allow(sid, "s3:ListBucket", bucket_arn, condition=condition)
 
 
-def _read_prefix(names: Names, what: str, uri: str) -> list[Statement]:
+def read_prefix(names: Names, what: str, uri: str) -> list[Statement]:
     """Read objects below an s3:// prefix; of one object also its sidecars, which differ in the suffix only."""
     parts = read_s3_prefix(uri)
     if parts is None:

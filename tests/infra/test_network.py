@@ -162,8 +162,14 @@ def test_the_endpoints_are_for_this_account_alone() -> None:
     }
 
 
-def test_foreign_buckets_are_only_read_and_only_with_a_nat_gateway() -> None:
+def test_foreign_buckets_are_only_read_where_the_stack_names_them_or_has_a_nat_gateway() -> None:
     assert deploy().policy("VpcEndpoint", "-s3").keys() == {"OwnBuckets"}
+    named = deploy(config={"gpufleet:data": "s3://theirs/corpus"}).policy("VpcEndpoint", "-s3")
+    assert named.keys() == {"OwnBuckets", "ReadData", "ListData"}
+    assert (named["ReadData"]["Action"], named["ReadData"]["Resource"]) == (
+        "s3:GetObject",
+        ["arn:aws:s3:::theirs/corpus/*"],
+    )
     anywhere = deploy(config=NAT).policy("VpcEndpoint", "-s3")["ReadAnywhere"]
     assert anywhere["Action"] == ["s3:GetObject", "s3:ListBucket"]
 

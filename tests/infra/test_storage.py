@@ -142,7 +142,11 @@ def test_training_code_is_uploaded_and_named_by_its_digest(tmp_path: Path) -> No
 
 
 def test_training_code_that_is_absent_empty_or_too_large_is_refused(tmp_path: Path) -> None:
-    for name, message in (("absent", "is not a folder"), (".", r"has 0\.0 MiB")):
+    for name, message in (
+        ("absent", "is not a folder"),
+        ("a" * 256, "is not a folder|cannot be read"),
+        (".", r"has 0\.0 MiB"),
+    ):
         with pytest.raises(ConfigError, match=message):
             deploy(config={"gpufleet:trainDir": str(tmp_path / name)})
     with (tmp_path / "weights.bin").open("wb") as file:
