@@ -46,17 +46,14 @@ def _alarm(
     ]
     if expression:
         queries.append({"id": "result", "expression": expression, "label": "result", "return_data": True})
-    by_default = {
-        "datapoints_to_alarm": periods,
-        "comparison_operator": "GreaterThanThreshold",
-        "threshold": 0,
-        "treat_missing_data": "notBreaching",
-    }
     return {
         "alarm_description": description,
         "metric_queries": queries,
         "evaluation_periods": periods,
-        **by_default,
+        "datapoints_to_alarm": periods,
+        "comparison_operator": "GreaterThanThreshold",
+        "threshold": 0,
+        "treat_missing_data": "notBreaching",
         **others,
     }
 
