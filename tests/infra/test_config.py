@@ -235,6 +235,23 @@ def test_nodes_that_would_idle_without_a_limit_are_refused() -> None:
         assert load({**EXISTING_VPC, **way_out}, **unlimited).stack == "dev"
 
 
+def test_nodes_that_would_end_at_once_are_refused() -> None:
+    wheels = {"gpufleet:amiId": "ami-0123456789abcdef0"}
+    adapters = {"job": {"architecture": LLAMA, "tuning": {"method": "lora"}}}
+    with pytest.raises(ConfigError, match=r"baseWeights is not set, and lora of rank 16 .* would train over random values"):
+        load(wheels, **adapters)
+    own = {"gpufleet:trainCommand": "-m bootstrap.trainer --weights random"}
+    for way_out in ({"gpufleet:baseWeights": "s3://corpus/base"}, own):
+        assert load({**wheels, **way_out}, **adapters).stack == "dev"
+    copies: dict[str, Any] = dict.fromkeys(("node_hours", "gib_per_s", "hours", "compute_usd", "storage_usd"), 1.0)
+    far = {"staging": {**copies, "data_gib": 300.0, "bound": "nvme", "source": "x", "data_region": "eu-west-1"}}
+    data = {**wheels, "gpufleet:data": "s3://corpus/tokens"}
+    with pytest.raises(ConfigError, match="gpufleet:nat is false, and the plan's data in eu-west-1"):
+        load(data, **far)
+    for way_out in ({"gpufleet:nat": "true"}, {"gpufleet:data": ""}, EXISTING_VPC):
+        assert load({**data, **way_out}, **far).stack == "dev"
+
+
 def test_data_that_the_trainer_does_not_read_is_refused_before_nodes_start() -> None:
     speech = {"job": {"architecture": {"model_type": "whisper"}, "seq_len": 1, "tokens": SPOT_P4D["job"]["samples"]}}
     data = {**EXISTING_VPC, "gpufleet:data": "s3://corpus/clips"}
