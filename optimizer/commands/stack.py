@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +136,8 @@ def put_plan(
         say(f"spot policy: {outlook.describe()}")
         if outlook.policy == "adaptive":
             say(f"once: pulumi config set {POLICY_KEY} adaptive")
-    for line in _missing_settings(chosen, before):
-        say(f"once: {line}")
+    if not before.get("gpufleet:trainCommand") and (chosen.beyond_trainer or before.get("gpufleet:trainDir")):
+        say("once: pulumi config set gpufleet:trainCommand COMMAND; without one the nodes are paid and idle")
 
 
 def _refuse_stale_prices(plan: FleetPlan) -> None:
@@ -172,17 +172,3 @@ def _choose_image(plan: FleetPlan, before: Mapping[str, Any], *, new: bool) -> t
         again = "gpufleet stack set pins it once AWS answers"
         return None, f"image: the newest of {parameter} at each pulumi up; {again} ({errors.reason(error)})"
     return pinned, f"image: {pinned['id']}, the newest of {parameter} ({IMAGE_KEY})"
-
-
-def _missing_settings(plan: FleetPlan, config: Mapping[str, Any]) -> Iterator[str]:
-    """Settings without which nodes idle or fail; the Pulumi program itself refuses a stack without the others."""
-    has_way_out = str(config.get("gpufleet:nat")).lower() == "true" or config.get("gpufleet:vpcId")
-    if plan.staging and plan.staging.data_region and not has_way_out:
-        # https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
-        yield f"pulumi config set gpufleet:nat true; S3's endpoint reaches no bucket in {plan.staging.data_region}"
-    if config.get("gpufleet:trainCommand"):
-        return
-    if plan.beyond_trainer or config.get("gpufleet:trainDir"):
-        yield "pulumi config set gpufleet:trainCommand COMMAND; without one the nodes are paid and idle"
-    elif not (plan.job.tuning.trains_all or config.get("gpufleet:baseWeights")):
-        yield "pulumi config set gpufleet:baseWeights s3://BUCKET/BASE; without it the trainer refuses to fine-tune"
