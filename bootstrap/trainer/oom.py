@@ -21,25 +21,21 @@ from bootstrap.training.stores import Store
 
 logger = logging.getLogger(__name__)
 
-# Settings that decide the memory of a step: a start with different ones tries its own micro-batch.
-_DECIDE = (
-    "architecture", "seq_len", "target_len", "micro_batch", "precision", "compiled", "sharding", "tensor_parallel",
-    "sequence_parallel", "context_parallel", "activation_checkpointing", "method", "lora_rank", "frozen", "optimizer",
-)  # fmt: skip
-
 
 class OutOfMemoryError(TrainingError):
     """GPU memory is too small for the smallest step that the trainer may choose."""
 
 
 class MicroBatchLimit:
-    """Largest micro-batch that an earlier start of the same layout left; made and read on all ranks together."""
+    """Largest micro-batch that an earlier start left; made and read on all ranks together.
+
+    A start with another setting, of which most decide a step's memory, tries its own micro-batch.
+    """
 
     def __init__(self, config: TrainerConfig, store: Store) -> None:
         self._store = store
         ranks = dist.get_world_size() if dist.is_initialized() else 1
-        layout = repr((ranks, *(getattr(config, name) for name in _DECIDE)))
-        self._name = f"micro-batch/{hashlib.sha256(layout.encode()).hexdigest()[:16]}"
+        self._name = f"micro-batch/{hashlib.sha256(repr((ranks, config)).encode()).hexdigest()[:16]}"
         box: list[int | None] = [None]
         if ranks == 1 or dist.get_rank() == 0:
             with contextlib.suppress(FileNotFoundError):
