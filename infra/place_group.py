@@ -77,14 +77,17 @@ class PlaceGroup(Component):
                 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-instance-addressing.html
                 described["associate_public_ip_address"] = "false"
             network_interfaces.append(described)
-        own: Any = {"encrypted": "true", "kms_key_id": security.key_arn, "delete_on_termination": "true"}
-        root: Any = {
+        # The image's further volumes would be encrypted and end with the node only where its owner chose so:
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/AMIEncryption.html
+        volume: Any = {"encrypted": "true", "kms_key_id": security.key_arn, "delete_on_termination": "true"}
+        root = {
             "volume_type": "gp3",
             "volume_size": plan.volumes.root_gib,
             "iops": plan.volumes.iops,
             "throughput": plan.volumes.throughput_mib_per_s,
-            **own,
         }
+        volumes: Any = [{"device_name": image.root_device, "ebs": root | volume}]
+        volumes += [{"device_name": name, "ebs": volume} for name in image.other_devices]
         return aws.ec2.LaunchTemplate(
             f"{self._prefix}-node{self._suffix}",
             # EC2 takes 255 characters, and a model's name may be longer.
@@ -105,12 +108,7 @@ class PlaceGroup(Component):
                 "instance_metadata_tags": "disabled",
             },
             monitoring={"enabled": False},
-            # The image's further volumes would be encrypted and end with the node only where its owner chose so:
-            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/AMIEncryption.html
-            block_device_mappings=[
-                {"device_name": image.root_device, "ebs": root},
-                *({"device_name": name, "ebs": own} for name in image.other_devices),
-            ],
+            block_device_mappings=volumes,
             network_interfaces=network_interfaces,
             placement={"group_name": cluster.name, "tenancy": "default"} if cluster else None,
             capacity_reservation_specification=reservation,
