@@ -12,7 +12,7 @@ import yaml
 
 from infra import images
 from infra.configuration import load as load_configuration
-from infra.offline.preview import Answers, stand_in
+from infra.offline.preview import Answers, resources, stand_in
 from infra.project import project_file
 from infra.refusals import secrets_in
 from infra.settings import ConfigError, StackSettings
@@ -238,7 +238,9 @@ def test_nodes_that_would_idle_without_a_limit_are_refused() -> None:
 def test_nodes_that_would_end_at_once_are_refused() -> None:
     wheels = {"gpufleet:amiId": "ami-0123456789abcdef0"}
     adapters = {"job": {"architecture": LLAMA, "tuning": {"method": "lora"}}}
-    with pytest.raises(ConfigError, match=r"baseWeights is not set, and lora of rank 16 .* would train over random values"):
+    with pytest.raises(
+        ConfigError, match=r"baseWeights is not set, and lora of rank 16 .* would train over"
+    ):
         load(wheels, **adapters)
     own = {"gpufleet:trainCommand": "-m bootstrap.trainer --weights random"}
     for way_out in ({"gpufleet:baseWeights": "s3://corpus/base"}, own):
@@ -395,8 +397,12 @@ def test_an_image_larger_than_the_plans_volume_is_refused() -> None:
     fits = {**root, "ebs": {"volume_size": "200"}}
     more = {"deviceName": "/dev/sdb", "ebs": {"volume_size": "500"}}
     disk = {"deviceName": "/dev/sdc", "ebs": {}, "virtualName": "ephemeral0"}
-    image, _ = look_up({"blockDeviceMappings": [fits, more, disk]}, {})
-    assert (image.root_device, image.other_devices) == ("/dev/sda1", ("/dev/sdb",))
+    plan, changes = sample_plan(**LONE_NODE), {"blockDeviceMappings": [fits, more, disk]}
+    found = resources(plan, stack="dev", answers=_Image(plan, changes))
+    root, further = next(it.inputs["blockDeviceMappings"] for it in found if it.kind == "LaunchTemplate")
+    assert (root["deviceName"], root["ebs"]["volumeSize"]) == ("/dev/sda1", 200)
+    own = {"encrypted": "true", "kmsKeyId": "arn:aws:kms:::gpufleet-dev-key", "deleteOnTermination": "true"}
+    assert further == {"deviceName": "/dev/sdb", "ebs": own}, "under the stack's key, and gone with the node"
 
 
 # Made up here, so that no scanner takes this file for a leak.
