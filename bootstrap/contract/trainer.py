@@ -257,7 +257,7 @@ def _tensor_problems(plan: NodePlan, gpus_per_node: int) -> list[str]:
 
 def _attends_fully(architecture: Mapping[str, Any], seq_len: int) -> bool:
     """True where every token attends to all before it; qwen's window is off unless use_sliding_window."""
-    if "sliding_attention" in architecture.get("layer_types", ()):
+    if "sliding_attention" in (architecture.get("layer_types") or ()):
         return False
     window = architecture.get("sliding_window")
     uses_window = architecture.get("use_sliding_window", not model_kind(architecture).startswith("qwen"))
