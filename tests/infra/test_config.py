@@ -238,9 +238,7 @@ def test_nodes_that_would_idle_without_a_limit_are_refused() -> None:
 def test_nodes_that_would_end_at_once_are_refused() -> None:
     wheels = {"gpufleet:amiId": "ami-0123456789abcdef0"}
     adapters = {"job": {"architecture": LLAMA, "tuning": {"method": "lora"}}}
-    with pytest.raises(
-        ConfigError, match=r"baseWeights is not set, and lora of rank 16 .* would train over"
-    ):
+    with pytest.raises(ConfigError, match=r"baseWeights is not set, and lora of rank 16 .* would train over"):
         load(wheels, **adapters)
     own = {"gpufleet:trainCommand": "-m bootstrap.trainer --weights random"}
     for way_out in ({"gpufleet:baseWeights": "s3://corpus/base"}, own):
