@@ -592,28 +592,6 @@ class FleetPlan(_Model):
             )
         return self
 
-    def at(self, alternate: Alternate) -> FleetPlan:
-        """The plan, made for a place of its ``alternates``: for checks and prices there."""
-        shared = Alternate.model_fields.keys() & FleetPlan.model_fields.keys() - {"purchase"}
-        spot = alternate.purchase == "spot"
-        fallback = self.purchase.fallback if spot else "none"
-        on_demand = NodeItem("on-demand", alternate.instance_type, self.region) if fallback == "on-demand" else None
-        fields: dict[str, Any] = {name: getattr(self, name) for name in FleetPlan.model_fields}
-        fields |= {name: value for name in shared if (value := getattr(alternate, name)) is not None}
-        fields |= {
-            "zone_ids": (alternate.zone_id,),
-            "purchase": Purchase(
-                option=alternate.purchase, zone_id=alternate.zone_id if spot else None, fallback=fallback
-            ),
-            "prices": (alternate.price, *(price for price in self.prices if price.node in (None, on_demand))),
-            "expected": None if alternate.node else self.expected,
-            **dict.fromkeys(("step_breakdown_s", "spot_range")),
-            "alternates": (),
-            "digest": "",
-        }
-        # Not model_copy, which keeps the values of cached properties.
-        return FleetPlan.model_construct(**fields)
-
     def is_old(self, alternate: Alternate) -> bool:
         """Return whether an alternate's spot price was older than the limit when the plan was made."""
         old = self.spot_range
@@ -748,6 +726,15 @@ class FleetPlan(_Model):
             nodes = self.compute_usd_per_hour
         running = (self.cost_usd.expected - self.cost_usd.breakdown.compute) / self.hours.expected
         return ((0.0 if committed else nodes) + running) * self.reserve_s / 3600
+
+    def reserve_usd_at(self, place: Alternate) -> float:
+        """Drain reserve in a place of ``alternates``, USD; the plan's fallback counts for its spot nodes."""
+        falls_back = place.purchase == "spot" and self.purchase.fallback == "on-demand"
+        on_demand = NodeItem("on-demand", place.instance_type, self.region)
+        usd = max([place.price.usd, *(price.usd for price in self.prices if falls_back and price.node == on_demand)])
+        running = (place.cost_usd.expected - place.cost_usd.breakdown.compute) / place.hours.expected
+        _, checkpoint_gib, writers = self._saving
+        return (self.node_count * usd + running) * seconds_to_end(place.step_time_s, checkpoint_gib, writers) / 3600
 
     def seal(self) -> FleetPlan:
         """Return the plan with its digest."""

@@ -82,7 +82,7 @@ def _refusals(model: ModelSpec, recipe: Recipe) -> Iterator[tuple[bool, str, str
     yield (
         tuning.frozen_layers >= model.layers,
         f"frozen is {tuning.frozen}", f"at most {model.layers - 1}: {model.name} has {model.layers} layers",
-        "the last layer at least must train", "",
+        "the last layer at least must train", f"--frozen {model.layers - 1}, or fewer layers",
     )  # fmt: skip
     yield (
         tuning.adapts and tuning.frozen != "none",

@@ -370,6 +370,7 @@ def _whisper(c: Config, v: Values) -> Values:
                 f"{c.origin}: encoder_{what} is {ours} and decoder_{what} {theirs}",
                 limit="the same in both",
                 why="costs are means of layers that differ in their lengths and in cross-attention alone",
+                next_step=NEXT,
             )
     frames, targets, decoder, bins = (
         c.whole(name, least=1)

@@ -261,12 +261,14 @@ def check_shape(model: ModelSpec) -> ModelSpec:
             f"kv_heads is {model.kv_heads}",
             limit=f"a divisor of attention_heads, {model.attention_heads}",
             why="every key-value head serves the same number of query heads",
+            next_step="correct the number of heads in the model's fields or config.json",
         )
     if model.experts_per_token > model.experts or (model.experts and not model.experts_per_token):
         raise InvalidInputError(
             f"experts_per_token is {model.experts_per_token}",
             limit=f"from 1 to experts, {model.experts}" if model.experts else "0 without experts",
             why="a token passes through that many experts",
+            next_step="correct the number of experts in the model's fields or config.json",
         )
     return model
 

@@ -124,7 +124,7 @@ def _judge_budget(context: Context, quotes: dict[NodeItem, NodeQuote]) -> Findin
     dear = [
         f"{place.instance_type} {place.purchase} in {place.zone_id} at {place.price.usd:,.2f} USD an hour a node"
         for place in plan.alternates
-        if place.cost_usd.p95 + plan.at(place).reserve_usd > limit
+        if place.cost_usd.p95 + plan.reserve_usd_at(place) > limit
     ]
     level: Level = "error" if expected + reserve > limit else "warning" if p95 + reserve > limit or dear else "ok"
     return Finding(

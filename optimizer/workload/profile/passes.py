@@ -63,6 +63,7 @@ def _widths(module: torch.nn.Module, target: str) -> tuple[ArithmeticWidth, ...]
             f"{target} has trainable parameters of {', '.join(sorted(map(str, unknown)))}",
             limit="float32, bfloat16 or float16",
             why="the GPU table has no peak of another type",
+            next_step="convert the module: .float(), .bfloat16() or .half()",
         )
     return ("16-bit",) if floating & {torch.float16, torch.bfloat16} else ("16-bit", "32-bit")
 

@@ -55,20 +55,10 @@ def test_the_plan_of_a_stack_of_before_is_read_so_that_its_nodes_can_be_ended() 
         plan_from_dict(before)
 
 
-def test_alternates_round_trip_and_are_plans_of_their_place() -> None:
+def test_alternates_round_trip() -> None:
     assert "alternates" not in json.loads(sample_plan().to_json())  # plans of before hash alike
     plan = sample_plan(alternates=[ON_DEMAND_P4D, SPOT_P4DE])
     assert read_plan(plan.to_json()) == plan
-    assert plan.node_prices_usd_per_hour  # cached, and not the alternates'
-    on_demand, other_type = (plan.at(alternate) for alternate in plan.alternates)
-    for there in (on_demand, other_type):
-        assert read_plan(there.to_json()) == there
-        assert (there.node_count, there.parallelism, there.job) == (plan.node_count, plan.parallelism, plan.job)
-        assert there.wanted_zone_ids == ("use1-az6",)
-    assert on_demand.node_prices_usd_per_hour == {NodeItem("on-demand", "p4d.24xlarge", "us-east-1"): 21.96}
-    assert (on_demand.node, on_demand.purchase.option) == (plan.node, "on-demand")
-    assert other_type.node_prices_usd_per_hour == {NodeItem("spot", "p4de.24xlarge", "us-east-1"): 14.0}
-    assert (other_type.node.gpu_memory_gib, other_type.purchase.zone_id) == (80, "use1-az6")
 
 
 @pytest.mark.parametrize("name", NONSENSE)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.contract.plan import Alternate, FleetPlan
+from optimizer.contract.plan import Alternate, FleetPlan, NodeItem
 from optimizer.search.alternates import MAX_ALTERNATES, can_replace
 from optimizer.search.fastest import SAME
 from tests.unit.optimizer.search.requests import answer, catalog
@@ -78,24 +78,21 @@ def test_a_spot_alternate_counts_with_the_plans_fallback() -> None:
     spot = [(plan, one) for plan in plans for one in plan.alternates if one.purchase == "spot"]
     assert {one.instance_type for _, one in spot} == {"p4d.24xlarge", "p4de.24xlarge"}
     for plan, one in spot:
-        there = plan.at(one)
-        assert there.purchase.fallback == "on-demand"
-        on_demand = {node: usd for node, usd in there.node_prices_usd_per_hour.items() if node.market == "on-demand"}
-        assert one.cost_usd.p95 >= plan.node_count * sum(on_demand.values()) * one.hours.expected
-        assert there.reserve_usd == pytest.approx(plan.reserve_usd, rel=0.3)
-    current = answer(**A100, purchase_options=["on-demand"], spot_fallback="on-demand").plans
-    assert not any(plan.at(one).purchase.fallback != "none" for plan in current for one in plan.alternates)
+        on_demand = NodeItem("on-demand", one.instance_type, plan.region)
+        (usd,) = (price.usd for price in plan.prices if price.node == on_demand)
+        assert one.cost_usd.p95 >= plan.node_count * usd * one.hours.expected
+        assert plan.reserve_usd_at(one) == pytest.approx(plan.reserve_usd, rel=0.3)
 
 
 def test_every_alternate_keeps_the_limits_at_p95_and_a_tighter_budget_leaves_fewer() -> None:
     free = gangs()
-    needed = sorted(one.cost_usd.p95 + plan.at(one).reserve_usd for plan in free for one in plan.alternates)
+    needed = sorted(one.cost_usd.p95 + plan.reserve_usd_at(one) for plan in free for one in plan.alternates)
     budget = math.ceil(needed[len(needed) // 2])
     tight = gangs(budget_usd=budget, deadline_hours=max(plan.hours.p95 for plan in free))
     assert tight
     for plan in tight:
         for one in plan.alternates:
-            assert one.cost_usd.p95 + plan.at(one).reserve_usd <= budget + 0.02
+            assert one.cost_usd.p95 + plan.reserve_usd_at(one) <= budget + 0.02
             assert one.hours.p95 <= (plan.job.deadline_hours or 0) + 1e-3
     assert sum(len(plan.alternates) for plan in tight) < sum(len(plan.alternates) for plan in free)
 
