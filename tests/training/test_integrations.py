@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch.nn.utils.prune import random_unstructured
 from torch.utils.data import ConcatDataset, DataLoader
 
 from bootstrap.training import Watcher
@@ -283,6 +284,23 @@ def test_another_model_of_the_same_shapes_does_not_go_on(tmp_path: Path) -> None
     # A classifier that is loaded from its checkpoint has problem_type.
     classifier = {"problem_type": "single_label_classification", "chunk_size_feed_forward": 4}
     assert trained(tmp_path, model=lambda: Model(**classifier), max_steps=3) == ([3, 2], 3)
+
+
+def test_a_model_that_was_pruned_in_the_run_does_not_go_on(tmp_path: Path) -> None:
+    """Trainer would load what it finds, and go on with the rest as it is."""
+
+    def prune(model: Net) -> Net:
+        if "weight_orig" not in vars(model.layers[0])["_parameters"]:
+            random_unstructured(model.layers[0], "weight", 0.5)
+        return model
+
+    class Pruned(Net):
+        def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+            return super(Pruned, prune(self)).forward(inputs, labels)
+
+    assert trained(tmp_path, model=Pruned, max_steps=2) == ([2], 2)
+    with pytest.raises(ConfigurationError, match=r"model.layers.0.weight is in only one"):
+        trained(tmp_path, model=Pruned, max_steps=3)
 
 
 def test_lightnings_own_error_is_shown_where_the_run_has_not_begun(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def _end_token_id(tokenizer: Tokenizer, name: str | None) -> int:
 
 
 def _documents(inputs: list[Path], field: str) -> Iterator[tuple[str, str]]:
-    """Place and text of each document. A file's first lines, and not its name, say whether they are JSON."""
+    """Place and text of each document. A file's content, and not its name, says whether it is JSON."""
     for path in inputs:
         try:
             with path.open("rb") as file:
@@ -122,17 +122,28 @@ def _documents(inputs: list[Path], field: str) -> Iterator[tuple[str, str]]:
                                 f"{path}:{number}",
                                 _text(_loaded(f"{path}:{number}", line), field, f"{path}:{number}"),
                             )
-                elif path.suffix == ".json":
-                    value = _loaded(str(path), file.read())
-                    for number, item in enumerate(value if isinstance(value, list) else [value], 1):
+                elif items := _items(path, data := file.read()):
+                    for number, item in enumerate(items, 1):
                         yield f"{path}, item {number}", _text(item, field, f"{path}, item {number}")
                 else:
-                    text = file.read().decode("utf-8-sig")
+                    text = data.decode("utf-8-sig")
                     if "\0" in text:
                         raise ConfigurationError(f"{path} has zero bytes; expected text, JSON lines or JSON")
                     yield str(path), text
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"{path} cannot be read: {error}; expected text, JSON lines or JSON") from error
+
+
+def _items(path: Path, data: bytes) -> list[Any]:
+    """Items of a whole file of JSON; none of prose, which may begin with a bracket."""
+    try:
+        value = _loaded(str(path), data)
+    except ConfigurationError:
+        if path.suffix == ".json":
+            raise
+        return []
+    items = value if isinstance(value, list) else [value]
+    return items if path.suffix == ".json" or any(isinstance(item, dict) for item in items) else []
 
 
 def _are_objects(first: list[bytes], field: str) -> bool:

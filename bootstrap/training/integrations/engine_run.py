@@ -112,6 +112,9 @@ class EngineRun:
         fetched = vars(self).get("fetched")  # a model that is only evaluated stays as it is
         if self._forms is not None and fetched and not self._told and (file := fetched.folder / CHANGES_FILE).exists():
             self._told = torch.load(file, map_location="cpu", weights_only=True)
+            problem, saved = self._told.get("problem"), {**self._forms.now(), **self._told["now"]}
+            if problem and self._forms.problem(saved, {}):  # Trainer would go on without the tensors
+                raise ConfigurationError(f"{self.files.store.uri}/{fetched.prefix}: {problem}")
             device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
             self._forms.take(self._told["now"], self._told["born"], device)
             self._take_groups_on_load(self._told.get("groups") or [])
@@ -155,6 +158,7 @@ class EngineRun:
         groups = self._group_names(self._optimizers)
         if self._ranks.local_rank == 0 and (changes["born"] or changes["trains"] or groups != self._groups):
             told = {**changes, "now": {key: now.get(key) for key in changes["born"]}, "groups": groups}
+            told["problem"] = self._problem
             torch.save(told, folder / CHANGES_FILE)
 
     def _warn(self) -> None:
