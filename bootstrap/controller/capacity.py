@@ -25,9 +25,8 @@ def count_events(tick: Tick, before: ControllerState | None, after: ControllerSt
     known, found = before.instances if before else {}, dict(after.capacity)
     by_pool: dict[str, list[tuple[MeteredInstance | None, MeteredInstance]]] = defaultdict(list)
     for key, instance in after.instances.items():
-        pool = _pool(tick, instance.zone_id, instance.instance_type, instance.lifecycle)
-        by_pool[pool].append((known.get(key), instance))
-    by_pool.pop("", None)
+        if pool := _pool(tick, instance.zone_id, instance.instance_type, instance.lifecycle):
+            by_pool[pool].append((known.get(key), instance))
     for pool, pairs in by_pool.items():
         lived = [hours(new.metered_until - (old.metered_until if old else new.launched_at)) for old, new in pairs]
         came = [new.launched_at for old, new in pairs if old is None]

@@ -101,8 +101,6 @@ def _change_run(tick: Tick, state: ControllerState) -> ControllerState:
 def _obey(tick: Tick, state: ControllerState) -> ControllerState:
     """Take in a new request to run; ``ends.must_end`` looks at one to stop."""
     request, before = tick.seen.request, state.request
-    if request == before:
-        return state
     state = replace(state, request=request)
     if request is None or request.want != "run" or request.is_same_ask(before):
         return state

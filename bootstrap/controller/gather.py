@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -30,6 +30,13 @@ _LAUNCH_FAULTS = re.compile(r"\w+\.(InternalError|InvalidSnapshot|VolumeLimitExc
 _STAYS_SUSPENDED = "AZRebalance"
 # Batches of ten messages; an account's other instances send notices too.
 QUEUE_BATCHES = 50
+# "Terminating EC2 instance: i-0123456789abcdef0"; a failed launch has its reason behind the id.
+_ACTIVITY = re.compile(r"(Launching|Terminating)\b.*?\b(i-[0-9a-f]+)")
+_FORGOTTEN = "forgotten"
+# Fifty pages, for which a tick has time.
+MOST_ACTIVITIES = 5000
+
+Groups = Mapping[str, AutoScalingGroup]
 
 
 def gather(clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime) -> Observation:
@@ -37,8 +44,8 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
     # First: an instance they name is then among the machines.
     interrupted, maintenance, receipts = receive_notices(clients, settings)
     groups = read_groups(clients, settings)
-    machines = read_machines(clients, settings, state, now)
-    reported_at: dict[str, datetime | None] = {machine.instance_id: None for machine in machines}
+    machines = read_machines(clients, settings, groups, state, now)
+    reported_at: dict[str, datetime | None] = {it.instance_id: None for it in machines if not it.forgotten}
     if state:
         reported_at |= {key: instance.reported_at for key, instance in state.instances.items()}
     try:
@@ -58,7 +65,7 @@ def gather(clients: Clients, settings: ControllerSettings, state: ControllerStat
     )
 
 
-def read_groups(clients: Clients, settings: ControllerSettings) -> dict[str, AutoScalingGroup]:
+def read_groups(clients: Clients, settings: ControllerSettings) -> Groups:
     """Describe the stack's groups that exist, by key (``ControllerSettings.groups``)."""
     names = settings.groups
     answer = clients.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=list(names))
@@ -74,12 +81,8 @@ def _parse_group(group: Any) -> AutoScalingGroup:
         min_size=group["MinSize"],
         max_size=group["MaxSize"],
         members=tuple(
-            Member(
-                instance_id=member["InstanceId"],
-                state=member["LifecycleState"],
-                protected=member["ProtectedFromScaleIn"],
-            )
-            for member in group["Instances"]
+            Member(instance_id=it["InstanceId"], state=it["LifecycleState"], protected=it["ProtectedFromScaleIn"])
+            for it in group["Instances"]
         ),
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-suspend-resume-processes.html
         suspended=tuple(
@@ -128,9 +131,9 @@ def delete_notices(clients: Clients, settings: ControllerSettings, seen: Observa
 
 
 def read_machines(
-    clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime
+    clients: Clients, settings: ControllerSettings, groups: Groups, state: ControllerState | None, now: datetime
 ) -> tuple[Machine, ...]:
-    """Describe the stack's instances; ended ones for about an hour.
+    """Describe the stack's instances: those that live, and at least those that have ended since the last tick.
 
     The groups' instances have Auto Scaling's tag, which nobody can take off. A node that a person detached "continues
     running and incurring charges", and has the stack's tag alone:
@@ -138,7 +141,8 @@ def read_machines(
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-detach-attach-instances.html
     """
     pages = clients.ec2.get_paginator("describe_instances")
-    instances: dict[str, Any] = {
+    instances = _read_forgotten(clients, settings, groups, state, now) if state and state.is_silent(now) else {}
+    instances |= {
         instance["InstanceId"]: instance
         for tag, values in ((STACK_TAG, [settings.stack]), ("aws:autoscaling:groupName", list(settings.groups)))
         for page in pages.paginate(Filters=[{"Name": f"tag:{tag}", "Values": values}])
@@ -148,6 +152,45 @@ def read_machines(
     types = {instance["InstanceType"] for instance in instances.values() if instance.get("InstanceLifecycle") == "spot"}
     prices = _read_spot_prices(clients, sorted(types), state.updated_at if state else now, now) if types else {}
     return tuple(_parse_machine(settings, instance, prices) for instance in instances.values())
+
+
+def _read_forgotten(
+    clients: Clients, settings: ControllerSettings, groups: Groups, state: ControllerState, now: datetime
+) -> dict[str, Any]:
+    """Describe, as EC2 did for up to an hour, instances that ended in an outage, by Auto Scaling's activities.
+
+    AWS keeps these for six weeks: https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html
+    """
+    forgotten: dict[str, Any] = {}
+    # A node's last checkpoint may have begun before that tick.
+    since = state.updated_at - timedelta(seconds=settings.drain_s)
+    pages: Any = clients.autoscaling.get_paginator("describe_scaling_activities")
+    for key, group in groups.items():
+        place, asked = settings.places.get(key), {"AutoScalingGroupName": settings.group_of(key)}
+        found = pages.paginate(**asked, IncludeDeletedGroups=True, PaginationConfig={"MaxItems": MOST_ACTIVITIES})
+        # The newest come first, behind those in progress, and an instance's end before its launch.
+        for activity in (activity for page in found for activity in page["Activities"]):
+            if activity["StartTime"] < since and "EndTime" in activity:
+                break
+            ended_at, named = to_seconds(activity.get("EndTime", now)), _ACTIVITY.match(activity["Description"])
+            if named is None or activity["StartTime"] < since or ended_at <= state.updated_at:
+                continue
+            what, instance_id = named.groups()
+            # An instance that EC2 ended at its launch has no other activity.
+            if what == "Terminating" or activity["StatusCode"] in ("Cancelled", "Failed"):
+                known = state.instances.get(instance_id)
+                forgotten.setdefault(instance_id, {
+                    "InstanceId": instance_id,
+                    "InstanceType": known.instance_type if known else place.instance_type if place else "",
+                    "InstanceLifecycle": known.lifecycle if known else place.purchase if place else "",
+                    "LaunchTime": state.updated_at,
+                    "Placement": {"AvailabilityZone": next(iter(group.zones), "")},
+                    "State": {"Name": _FORGOTTEN},
+                    "StateTransitionReason": f"({ended_at:%Y-%m-%d %H:%M:%S} UTC)",
+                })  # fmt: skip
+            if what == "Launching" and instance_id in forgotten:
+                forgotten[instance_id]["LaunchTime"] = activity["StartTime"]
+    return forgotten
 
 
 def _read_spot_prices(
@@ -189,7 +232,8 @@ def _parse_machine(
         launched_at=to_seconds(instance["LaunchTime"]),
         # The others are billed; a stopped node counts as a running one:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html
-        ended=state in ("shutting-down", "terminated"),
+        ended=state in ("shutting-down", "terminated", _FORGOTTEN),
+        forgotten=state == _FORGOTTEN,
         until=datetime.fromisoformat(ended_at[1]).replace(tzinfo=UTC) if ended_at else None,
         reclaimed=reason.get("Code", "").startswith("Server.Spot"),
         launch_fault=reason.get("Message", "") if _LAUNCH_FAULTS.match(reason.get("Code", "")) else "",

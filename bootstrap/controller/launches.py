@@ -26,15 +26,10 @@ from bootstrap.controller.observation import LaunchAnswer
 # Nodes a call (the first page above).
 MOST_NODES = 100
 # EC2 itself has no node of the type in the zone, at the price, whoever asks: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
-POOL_EMPTY = frozenset(
-    {
-        "InsufficientHostCapacity",
-        "InsufficientInstanceCapacity",
-        "SpotMaxPriceTooLow",
-        "UnfulfillableCapacity",
-        "Unsupported",
-    }
-)
+POOL_EMPTY = frozenset({
+    "InsufficientHostCapacity", "InsufficientInstanceCapacity", "SpotMaxPriceTooLow", "UnfulfillableCapacity",
+    "Unsupported",
+})  # fmt: skip
 # The account's quota, subnet or reservation has no room:
 # https://github.com/aws/karpenter-provider-aws/blob/main/pkg/errors/errors.go
 _NO_ROOM = re.compile(r"\w+(Limit|Count|Capacity)Exceeded|InsufficientFreeAddressesInSubnet")

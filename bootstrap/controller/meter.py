@@ -13,14 +13,10 @@ from bootstrap.contract.ending import LEAVING
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import UP, ControllerState, MeteredInstance, NodeCounts
 from bootstrap.contract.timings import LEASE, LEASE_ACTS
-from bootstrap.controller.actions import wanted_places
 from bootstrap.controller.observation import Machine, Tick
 
 # Billed at least: https://aws.amazon.com/ec2/pricing/on-demand/
 SHORTEST = timedelta(seconds=60)
-# EC2 describes an ended instance for "usually less than one hour":
-# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html
-EC2_FORGETS = timedelta(minutes=10)
 # After a day the state keeps only an ended instance's spend.
 KEEP_ENDED = timedelta(days=1)
 
@@ -50,7 +46,13 @@ def charge(tick: Tick, state: ControllerState) -> ControllerState:
         else _charge_forgotten(tick, instance)
         for key, instance in {**begun, **state.instances}.items()
     }
-    kept = {key: known for key, known in instances.items() if not known.ended_at or known.ended_at >= now - KEEP_ENDED}
+    kept = {
+        key: known
+        for key, known in instances.items()
+        # An outage may have had thousands of workers that no tick saw.
+        if (key in state.instances or not described[key].forgotten)
+        and (not known.ended_at or known.ended_at >= now - KEEP_ENDED)
+    }
     ended_usd = state.ended_usd + sum(known.spent_usd for key, known in instances.items() if key not in kept)
     # A stack that was destroyed and deployed again cost nothing in between.
     since = max(state.updated_at, tick.seen.created_at or state.updated_at)
@@ -97,10 +99,11 @@ def _charge_described(
 
 
 def _charge_forgotten(tick: Tick, instance: MeteredInstance) -> MeteredInstance:
+    """Charge an instance whose end no answer tells: until now, or its lease's end."""
     # EC2's answers are eventually consistent: where it describes the instance again, no gap is left.
     if instance.ended_at is not None:
         return instance
-    until = _silent_until(tick, instance.metered_until)
+    until = min(tick.now, instance.metered_until + LEASE + LEASE_ACTS + timedelta(seconds=tick.settings.drain_s))
     return replace(_meter(instance, until, instance.usd_per_hour), ended_at=until)
 
 
@@ -109,40 +112,10 @@ def _meter(instance: MeteredInstance, until: datetime, usd_per_hour: float) -> M
     return replace(instance, metered_until=max(instance.metered_until, until), spent_usd=spent_usd)
 
 
-def _silent_until(tick: Tick, since: datetime) -> datetime:
-    """Return when the last node of an outage can have ended: with its lease, or with a group that was deleted.
-
-    Workers may outlive it: Auto Scaling keeps the group's least size, and policies start nodes.
-    """
-    lease, created_at = LEASE + LEASE_ACTS + timedelta(seconds=tick.settings.drain_s), tick.seen.created_at
-    until = min(tick.now, since + lease) if tick.settings.mode == "training" else tick.now
-    return min(until, created_at) if created_at and created_at > since else until
-
-
-def _unseen_usd(tick: Tick, state: ControllerState) -> float:
-    """Price the nodes that may have come and gone in an outage, beside those that some tick saw alive.
-
-    Only nodes that the last tick wanted can have come to a gang, in its place. Policies may have moved the size of
-    workers since; the last size stands for it, as the largest would charge slots that nobody wanted.
-    """
-    settings, since = tick.settings, state.updated_at
-    if tick.now - since <= EC2_FORGETS or state.phase not in UP:
-        return 0.0
-    places = [settings.places[name] for name in wanted_places(tick, state)]
-    usd = [place.dearest_usd_per_hour + settings.volume_usd_per_node_hour for place in places]
-    known_usd = [instance.usd_per_hour for instance in state.instances.values() if instance.ended_at is None]
-    came = {machine.instance_id for machine in tick.seen.machines}.difference(state.instances)
-    # Auto Scaling keeps the fewest workers, also after a first tick, which saw an empty group.
-    wanted = max(state.nodes.wanted, settings.min_nodes) * (2 if state.beside else 1)
-    unseen = max(0, wanted - len(known_usd) - len(came))
-    return unseen * max(usd + known_usd) * hours(_silent_until(tick, since) - since)
-
-
 def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
     """Charge all instances, and count interruptions and unfit nodes."""
     settings, seen, now, before = tick.settings, tick.seen, tick.now, state.instances
     is_after_outage = now - state.updated_at > LEASE
-    state = replace(state, ended_usd=state.ended_usd + _unseen_usd(tick, state))
     state = charge(tick, state)
     in_service = {key for group in seen.groups.values() for key in group.in_service}
     leaving = {key for group in seen.groups.values() for key in group.in_state(LEAVING)}
@@ -190,5 +163,5 @@ def count_nodes(tick: Tick, state: ControllerState) -> NodeCounts:
     if tick.settings.mode == "workers" and wanted:
         wanted = sum(group.desired for group in groups)
     in_service, leaving = sum(len(group.in_service) for group in groups), sum(len(group.leaving) for group in groups)
-    pending = len(tick.seen.members) - in_service - leaving
+    pending = sum(len(group.members) for group in groups) - in_service - leaving
     return NodeCounts(wanted=wanted, in_service=in_service, pending=pending, terminating=leaving)

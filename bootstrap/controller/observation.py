@@ -55,7 +55,8 @@ class Machine:
     lifecycle: Lifecycle
     launched_at: datetime
     ended: bool
-    until: datetime | None  # end of billing, where EC2 says it
+    until: datetime | None  # end of billing, where AWS says it
+    forgotten: bool = False  # EC2 describes it no more
     reclaimed: bool = False  # EC2 took it back
     launch_fault: str = ""  # why EC2 ended it at its launch
     usd_per_hour: float | None = None  # the spot market's price, or that of an owned node; None for the plan's
@@ -85,11 +86,6 @@ class Observation:
     request: PersonRequest | None = None
     rows: Mapping[str, StackRow] = field(default_factory=dict)  # under the shared ceiling, by meter
     rows_etag: str | None = None  # of their object
-
-    @property
-    def members(self) -> list[Member]:
-        """Members of all groups."""
-        return [member for group in self.groups.values() for member in group.members]
 
     @property
     def created_at(self) -> datetime | None:

@@ -58,11 +58,7 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
     ``state`` has the records of all launches so far; with ``on_demand`` spot has been waited for long enough.
     """
     settings, own, places = tick.settings, tick.settings.own_place, tick.open_places(state)
-    ready = {
-        name: place
-        for name, place in places.items()
-        if not _has_refused_since(state, name, state.round_started_at) and _is_payable(tick, state, name)
-    }
+    ready = _ready(tick, state, state.round_started_at)
     spot, demand = buying(places, "spot"), buying(ready, "on-demand")
     view = view_run(tick, replace(state, phase="waiting"))
     if settings.adaptive and demand and not may_launch(view):
@@ -98,13 +94,8 @@ def leave_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
     if not tick.settings.adaptive:
         return None
     view, places, place = view_run(tick, state), tick.open_places(state), None
-    ready = {
-        name: place
-        for name, place in places.items()
-        if name != tick.place_name(state)
-        and not _has_refused_since(state, name, tick.now - _EMPTY)
-        and _is_payable(tick, state, name)
-    }
+    ready = _ready(tick, state, tick.now - _EMPTY)
+    ready.pop(tick.place_name(state), None)
     spot, demand = buying(ready, "spot"), buying(ready, "on-demand")
     # On-demand nodes that AWS has refused in this run may not come back.
     records = [state.pools.get(name) for name in buying(places, "on-demand") if view.mode is Mode.ON_DEMAND]
@@ -133,9 +124,15 @@ def _why_now(view: RunView[str]) -> str:
     return f"on demand, as the deadline allows no more risk: {left} and a slow launch must fit"
 
 
-def _has_refused_since(state: ControllerState, name: str, since: datetime | None) -> bool:
-    record = state.pools.get(name)
-    return bool(record and record.empty_at_s is not None and since and record.empty_at_s >= since.timestamp())
+def _ready(tick: Tick, state: ControllerState, since: datetime | None) -> dict[str, Place]:
+    """Return the open places that have not refused since then, and that the ceiling pays."""
+    empty_at = {name: record.empty_at_s for name, record in state.pools.items() if record.empty_at_s is not None}
+    begin_s = since.timestamp() if since else float("inf")
+    return {
+        name: place
+        for name, place in tick.open_places(state).items()
+        if empty_at.get(name, -1.0) < begin_s and _is_payable(tick, state, name)
+    }
 
 
 def _is_named(tick: Tick, state: ControllerState, name: str) -> bool:
@@ -191,9 +188,7 @@ def view_run(tick: Tick, state: ControllerState) -> RunView[str]:
     """Build the policy's view."""
     settings, now = tick.settings, tick.now
     places = settings.places
-    mode = Mode.IDLE
-    if state.phase in UP:
-        mode = Mode.ON_DEMAND if state.on_demand else Mode.SPOT
+    mode = (Mode.ON_DEMAND if state.on_demand else Mode.SPOT) if state.phase in UP else Mode.IDLE
     demand = buying(places, "on-demand")
     # The whole run's hours at p95 in the fastest on-demand place, else in the fastest place.
     whole = min(place.hours_p95 for place in (demand or places).values())

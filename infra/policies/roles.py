@@ -165,6 +165,7 @@ def controller_policy(names: Names, *, key_arn: str, shared: SharedCeiling | Non
             names,
             [
                 "autoscaling:DescribeAutoScalingGroups",
+                "autoscaling:DescribeScalingActivities",
                 "ec2:DescribeInstances",
                 "ec2:DescribeLaunchTemplateVersions",
                 "ec2:DescribeSpotPriceHistory",

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bootstrap.contract import request, state
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 T = TypeVar("T")
-
-NOTHING: Mapping[str, StackSpend] = MappingProxyType({})
 
 
 def read_state(client: S3Client, bucket: str, prefix: str) -> ControllerState | None:
@@ -44,7 +41,7 @@ def write_request(
     by: str,
     now: datetime,
     moved_to: str = "",
-    elsewhere: Mapping[str, StackSpend] = NOTHING,
+    elsewhere: Mapping[str, StackSpend] | None = None,
     begun_at: datetime | None = None,
     progress: float = 0.0,
 ) -> None:
@@ -57,7 +54,7 @@ def write_request(
         known = before.elsewhere if before else {}
         moved = moved_to or (before.moved_to if before and want == "stop" else "")
         return PersonRequest(
-            schema_version=1, want=want, at=now, by=by, moved_to=moved, elsewhere=merge_spends(known, elsewhere),
+            schema_version=1, want=want, at=now, by=by, moved_to=moved, elsewhere=merge_spends(known, elsewhere or {}),
             begun_at=begun_at, progress=progress,
         )  # fmt: skip
 

@@ -44,9 +44,7 @@ class _Sequences(NamedTuple):
 def lower_bound(available: Bools, gap_s: float, job: SimulatedJob, prices: Floats) -> Runs:
     """Cost that no policy can go below, with the hours and interruptions of the sequences that make it.
 
-    Args:
-        available: the pool has the gang; shape (runs, pools, ticks).
-        prices: an hour of spot in each pool, shape (runs, pools), or (runs, pools, ticks); on-demand's is 1.
+    ``available`` and ``prices`` are those of ``simulate``.
     """
     by_tick = np.broadcast_to(prices if prices.ndim == 3 else prices[:, :, None], available.shape)
     lengths, stretches, rates = _stretches(available, by_tick, gap_s / 3600, job.deadline_hours)

@@ -30,11 +30,7 @@ _WORTH_PROCESSES = 1e6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyFigures:
-    """Figures of one policy on one trace, or on several together; costs are shares of on-demand's from start to end.
-
-    Attributes:
-        refusals, moves: mean launches that were refused, and that came in another pool than the last; None: unknown.
-    """
+    """Means of one policy's ``Runs`` on one trace, or on several together; costs are shares of on-demand's."""
 
     trace: str
     policy: str

@@ -20,10 +20,10 @@ from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.clients import Clients
 from bootstrap.controller.handler import tick
-from tests.engine.moto_extension import auto_scaling_launches, lifecycle
+from tests.engine.moto_extension import activities, auto_scaling_launches, lifecycle
 from tests.unit.bootstrap.controller.world import settings
 
-TAUGHT = (auto_scaling_launches, lifecycle)
+TAUGHT = (activities, auto_scaling_launches, lifecycle)
 REGION = "us-east-1"
 # moto's.
 ACCOUNT = "123456789012"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bootstrap.contract.settings import ControllerSettings
-from bootstrap.contract.state import ControllerState, NodeCounts
+from bootstrap.contract.state import ControllerState
 from bootstrap.contract.timings import LEASE, LEASE_ACTS, TICK
 from bootstrap.controller.decide import decide
 from bootstrap.controller.meter import KEEP_ENDED
@@ -102,35 +102,15 @@ def test_an_instance_that_disappeared_costs_the_tick_and_no_gap_when_it_reappear
 def test_a_node_that_ended_itself_during_an_outage_is_charged_to_its_lease() -> None:
     gone = metered((HOUR, [machine()]), (24 * HOUR, []))
     assert gone.instances["i-1"].ended_at == START + HOUR + LEASED
-    # The old group was deleted with its nodes; a lease bounds no workers.
-    anew = charge(settings(), metered((HOUR, [machine()])), [], START + 24 * HOUR, START + 1.5 * HOUR)
-    assert anew.instances["i-1"].ended_at == START + 1.5 * HOUR
-    assert metered((HOUR, [machine()]), (24 * HOUR, []), config=settings(mode="workers")).spent_usd == 240
 
 
-def test_nodes_that_no_tick_saw_in_an_outage_cost_their_lease_at_their_places_price() -> None:
-    """The last tick asked for them, or their group replaced others; EC2 describes them no more."""
-    lone = replace(metered((HOUR, [machine()])), nodes=NodeCounts(wanted=3))
-    leased_usd = 10 * (LEASED / HOUR)
-
-    def later(state: ControllerState, gap: timedelta, *machines: Machine, **changes: Any) -> ControllerState:
-        seen = Observation(groups={OWN: group()}, machines=machines)
-        return decide(Tick(settings=settings(**changes), seen=seen, now=START + HOUR + gap), state).state
-
-    assert later(lone, 23 * HOUR).spent_usd == pytest.approx(10 + 3 * leased_usd)
-    # The market's price, where it was higher.
-    dear = replace(lone, instances={"i-1": replace(lone.instances["i-1"], usd_per_hour=14.0)})
-    assert later(dear, 23 * HOUR).spent_usd == pytest.approx(10 + 3 * 1.4 * leased_usd)
-    # A node that EC2 describes has come; in a short outage it describes all, and a run without nodes got none.
-    came = machine(instance_id="i-2", launched_at=START + 23.5 * HOUR)
-    assert later(lone, 23 * HOUR, came).spent_usd == pytest.approx(10 + 2 * leased_usd + 5)
-    assert later(lone, 5 * TICK).spent_usd == pytest.approx(10 + 10 * 5 / 60)
-    assert later(replace(lone, phase="waiting"), 23 * HOUR).spent_usd == pytest.approx(10 + leased_usd)
-    # Workers may outlive a lease, but are not as many as their policies may want at most.
-    few = replace(lone, nodes=NodeCounts(wanted=2))
-    assert later(few, 23 * HOUR, mode="workers").spent_usd == pytest.approx(10 + 2 * 230)
-    first = replace(few, nodes=NodeCounts())
-    assert later(first, 23 * HOUR, mode="workers", min_nodes=2).spent_usd == pytest.approx(10 + 2 * 230)
+def test_nodes_that_no_tick_saw_in_an_outage_are_charged_and_not_kept() -> None:
+    """Auto Scaling tells of them; a known node is kept, as its report counts."""
+    gone = {"until": START + 3 * HOUR, "ended": True, "forgotten": True}
+    seen = [machine(**gone), machine(instance_id="i-2", launched_at=START + 2.5 * HOUR, **gone)]
+    state = metered((HOUR, [machine()]), (24 * HOUR, seen), (25 * HOUR, []))
+    assert state.spent_usd == pytest.approx(30 + 5)
+    assert state.instances.keys() == {"i-1"} and state.ended_usd == pytest.approx(5)
 
 
 def test_a_node_of_another_lifecycle_than_the_plan_has_now_keeps_its_price() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from bootstrap.contract.codec import FormatError, to_json
 from bootstrap.contract.settings import VARIABLE, FirstGroup
 from bootstrap.contract.shared_ceiling import SharedCeiling, read_shared_spend
 from bootstrap.contract.state import NewerStateError
+from bootstrap.contract.timings import LEASE, LEASE_ACTS
 from bootstrap.controller import bucket
 from bootstrap.controller.bucket import ConflictError, StateError
 from bootstrap.controller.gather import HEALTH, INTERRUPTION, RESERVATION, gather
@@ -753,6 +755,48 @@ def test_a_node_that_a_person_detached_stays_on_the_meter_until_it_ends(stack: S
     ec2.delete_tags(Resources=[taken], Tags=[{"Key": "gpufleet:stack"}])
     state = stack.tick()
     assert [key for key, one in state.instances.items() if key in nodes and not one.ended_at] == [kept]
+
+
+def test_what_came_and_went_in_an_outage_is_charged_as_auto_scaling_tells(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = stack.trained()
+    before, went = stack.tick(), stack.now
+    forget(stack, known)
+
+    def activity(what: str, node: str, begin: float, end: float | None, status: str = "Successful") -> dict[str, Any]:
+        told = {"Description": f"{what} EC2 instance: {node}", "StatusCode": status}
+        times = {"StartTime": went + timedelta(hours=begin)} | ({"EndTime": went + timedelta(hours=end)} if end else {})
+        return told | times
+
+    launching, ending = "Launching a new", "Terminating"
+    activities = [
+        # A hang of weeks ago, which Auto Scaling lists first.
+        activity(ending, "i-0000000000000aaa", -900, None, "InProgress"),
+        activity(launching, "i-0000000000000bbb", 7, 7.5, "Failed"),
+        activity(ending, "i-0000000000000ccc", 5.9, 6),
+        activity(launching, "i-0000000000000ccc", 3, 3.1),
+        activity(ending, known[0], 1.9, 2),
+        {"Description": "Updating the group", "StatusCode": "Successful", "StartTime": went, "EndTime": went},
+        # It began to save before the last tick, and one was over by then.
+        activity(ending, known[1], -0.05, 0.1),
+        activity(ending, "i-0000000000000ddd", -0.05, -0.01),
+        activity(ending, "i-0000000000000eee", -100, -99),
+        activity(ending, known[2], -101, 5),
+    ]
+    own = stack.clients.autoscaling.get_paginator
+    pages = SimpleNamespace(paginate=lambda **asked: [{"Activities": activities[:3]}, {"Activities": activities[3:]}])
+    monkeypatch.setattr(
+        stack.clients.autoscaling,
+        "get_paginator",
+        lambda name: pages if name == "describe_scaling_activities" else own(name),
+    )
+    state = stack.tick(10 * 60)
+    leased = (LEASE + LEASE_ACTS + timedelta(seconds=stack.config.drain_s)) / timedelta(hours=1)
+    # A failed launch and an unseen node; two known ones, and one of which nothing is told.
+    assert state.spent_usd - before.spent_usd == pytest.approx(30 * (0.5 + 3 + 2 + 0.1 + leased))
+    assert state.unfit_nodes == 0 and {key for key in state.instances if key.startswith("i-0000")} == set()
+    assert stack.tick().spent_usd == pytest.approx(state.spent_usd)
 
 
 @pytest.mark.parametrize(

@@ -296,14 +296,15 @@ class World:
                     lifecycle=node.lifecycle,
                     launched_at=node.launched_at,
                     ended=node.ended_at is not None,
-                    until=None if node.reclaimed else node.ended_at,
+                    until=None if node.reclaimed and not self._is_forgotten(node) else node.ended_at,
+                    forgotten=self._is_forgotten(node),
                     reclaimed=node.reclaimed,
                     usd_per_hour=node.usd_per_hour if node.lifecycle == "spot" or self._is_owned(node) else None,
                     subnet=node.subnet,
                 )
                 for key, node in self.nodes.items()
-                # EC2 forgets an ended instance after an hour.
-                if node.ended_at is None or self.now - node.ended_at < timedelta(hours=1)
+                # Auto Scaling's activities tell of those that have ended in an outage.
+                if not self._is_forgotten(node) or (self.state and (node.ended_at or START) > self.state.updated_at)
             ),
             interrupted=frozenset(self.interrupted),
             maintenance=dict(self.maintenance),
@@ -314,6 +315,10 @@ class World:
             },
             request=self.request,
         )
+
+    def _is_forgotten(self, node: Node) -> bool:
+        """EC2 forgets an ended instance after an hour."""
+        return node.ended_at is not None and self.now - node.ended_at >= timedelta(hours=1)
 
     def _group(self, place: str) -> AutoScalingGroup:
         size, subnet = self.sizes.get(place, 0), self._spec(place).subnets
