@@ -415,13 +415,6 @@ class NodeItem(NamedTuple):
         """The ``item`` of the plan's JSON: "spot p5.48xlarge us-east-1"."""
         return f"{MARKET_LABELS[self.market]} {self.instance_type} {self.region}"
 
-    @classmethod
-    def parse(cls, item: str) -> NodeItem | None:
-        """Read the ``item`` of a plan's JSON; None where it is no node's, like "gp3-storage us-east-1"."""
-        words = item.rsplit(" ", 2)
-        market = _MARKETS.get(words[0])
-        return cls(market, *words[1:]) if market and len(words) == 3 else None
-
 
 class PlanPrice(_Model):
     """One price the plan's cost uses."""
@@ -434,8 +427,10 @@ class PlanPrice(_Model):
 
     @cached_property
     def node(self) -> NodeItem | None:
-        """The node that is priced by the hour; None for any other price."""
-        return NodeItem.parse(self.item) if self.per == "hour" else None
+        """The node that is priced by the hour; None for any other price, like "gp3-storage us-east-1"."""
+        words = self.item.rsplit(" ", 2)
+        market = _MARKETS.get(words[0])
+        return NodeItem(market, *words[1:]) if market and len(words) == 3 and self.per == "hour" else None
 
 
 class SpeedSource(_Model):

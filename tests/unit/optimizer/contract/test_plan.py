@@ -122,15 +122,18 @@ def test_a_fraction_of_a_gpu_is_one_rank() -> None:
     assert plan.gpus == 1
 
 
+PRICE = {"usd": 1.0, "per": "hour", "source": "list", "as_of": "2026-11-01"}
+
+
 @pytest.mark.parametrize("market", MARKET_LABELS)
 def test_the_text_of_a_node_s_price_is_read_back(market: Market) -> None:
     node = NodeItem(market, "p5.48xlarge", "us-east-1")
-    assert NodeItem.parse(str(node)) == node
+    assert sample_plan(prices=[PRICE | {"item": str(node)}]).prices[0].node == node
 
 
 @pytest.mark.parametrize("item", ["gp3-storage us-east-1", "kms-key us-east-1", "spot", "Spot p5.48xlarge us-east-1"])
 def test_other_texts_name_no_node(item: str) -> None:
-    assert NodeItem.parse(item) is None
+    assert sample_plan(prices=[PRICE | {"item": item}]).prices[0].node is None
 
 
 def test_an_older_plan_keeps_its_json_and_is_for_code_of_the_users_own() -> None:
