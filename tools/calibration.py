@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -23,21 +23,35 @@ from optimizer.contract.hardware import Gpu
 from optimizer.performance.calibration import (
     BY_PROCESSOR,
     CALIBRATION,
-    NEW_FRAMEWORK,
     POOLED,
     Calibration,
     Residual,
 )
-from optimizer.performance.confidence import EIGHT_BITS, PIPELINES, kind_of
-from optimizer.performance.fit import START, Fitter, adapt, conformal, factors_of, left_out_errors, solve
+from optimizer.performance.confidence import EIGHT_BITS, PIPELINES, cell_of, kind_of
+from optimizer.performance.fit import (
+    ROWS_OF_A_TAIL,
+    START,
+    Fitter,
+    adapt,
+    conformal,
+    factors_of,
+    left_out_errors,
+    solve,
+)
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_usable_runs
 from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Estimates, Floats
 
 # Runs of nanotron on 1 to 32 nodes, whose numbers are added on top.
 MANY_NODES = RUNS.with_name("many_nodes_runs.csv")
-# Mixtures and adapters in NVIDIA's code, and its dense models on Blackwell: what they show is added on top.
+# Mixtures and adapters in NVIDIA's code, and its dense models on Blackwell: what they show is added on top. Other rows
+# only judge.
 NVIDIA = RUNS.with_name("nvidia_runs.csv")
+# Runs on one H100 that nothing is fitted to; not judged are those in the default layout and those whose host, four
+# times as slow as the estimate's, sets the pace (encoders_h100_202611.md).
+RESULTS = Path(__file__).parents[1] / "tests" / "benchmarks" / "results"
+ONE_H100 = RESULTS / "h100_steps_202611.csv"
+NOT_JUDGED = ("h100-steps-00", "h100-steps-01", "h100-steps-09", "h100-steps-12")
 # Published runs: the shipped calibration is fitted to suite LEARNED too, all others judge it (data/PROVENANCE.md).
 PUBLIC = RUNS.with_name("public_runs.csv")
 LEARNED = "dgxc-llama"
@@ -48,7 +62,7 @@ LEAST_ERROR_OF_A_NEW_GPU = 0.2
 # Runs of a processor that fit numbers of its own.
 FEWEST_ROWS = 8
 
-KindErrors = dict[str, list[tuple[str, float]]]
+JudgedRun = tuple[MeasuredRun, float]  # with its log error
 
 
 def read_runs(path: Path, gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
@@ -67,6 +81,11 @@ def read_runs(path: Path, gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
 def learned_runs(gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
     """Read the published runs that the shipped calibration is fitted to beside RUNS."""
     return [row for row in read_runs(PUBLIC, gpus) if row.suite == LEARNED]
+
+
+def judging_runs(gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
+    """Read NVIDIA's runs and those of one H100."""
+    return [*read_runs(NVIDIA, gpus), *(row for row in read_runs(ONE_H100, gpus) if row.row_id not in NOT_JUDGED)]
 
 
 def predict(rows: Sequence[MeasuredRun], calibration: Calibration) -> Estimates:
@@ -117,13 +136,13 @@ def add_framework(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration
 def add_processors(rows: Sequence[MeasuredRun], base: Calibration) -> Calibration:
     """Add the numbers of GPUs that ``base`` does not know, from dense runs and adapters of code that it knows."""
     dense = [row for row in _of_processors(rows) if _processor(row) not in base.matmul_efficiency]
+    codes = Counter((_processor(row), row.setup.recipe.framework) for row in dense)
+    dense = [row for row in dense if codes[_processor(row), row.setup.recipe.framework] >= FEWEST_ROWS]
     counts = Counter(_processor(row) for row in dense)
-    new = [die for die, count in counts.items() if count >= FEWEST_ROWS]
-    dense = [row for row in dense if _processor(row) in new]
     wide = Counter(_processor(row) for row in dense if row.setup.recipe.precision != "fp8")
     narrow = {
         die + EIGHT_BITS: Residual(rows=counts[die], relative_error=base.residuals[POOLED].relative_error)
-        for die in new
+        for die in counts
         if wide[die] < FEWEST_ROWS
     }
     return adapt(dense, base, BY_PROCESSOR).model_copy(update={"residuals": base.residuals | narrow})
@@ -140,39 +159,69 @@ def left_out_by_suite(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
     return errors
 
 
-def judged_kinds(rows: Sequence[MeasuredRun], nvidia: Sequence[MeasuredRun], base: Calibration) -> KindErrors:
-    """List (release, log error) of the rows of each kind of run, with their suites left out."""
-    judged: KindErrors = {}
-    for some, fitter in ((rows, fit_rows), (nvidia, lambda train: add_processors(train, base))):
-        for row, error in zip(some, left_out_by_suite(some, fitter).tolist(), strict=True):
-            kind = kind_of(row.setup.model, row.setup.recipe, base, pipelines=False)
-            judged.setdefault(kind, []).append((row.suite, error))
-    return judged
+def judged_runs(rows: Sequence[MeasuredRun], others: Sequence[MeasuredRun], base: Calibration) -> list[JudgedRun]:
+    """Pair runs with their log errors, with their suites left out of the fit."""
+    fitters: tuple[tuple[Sequence[MeasuredRun], Fitter], ...] = (
+        (rows, fit_rows),
+        (others, lambda train: add_processors(train, base)),
+    )
+    return [
+        judged
+        for some, fitter in fitters
+        for judged in zip(some, left_out_by_suite(some, fitter).tolist(), strict=True)
+    ]
 
 
-def fit(rows: Sequence[MeasuredRun], nvidia: Sequence[MeasuredRun] = ()) -> Calibration:
-    """Fit a calibration to ``rows``, with errors by kind of run, and of processors and frameworks left out."""
-    base = fit_rows(rows)
+def cell_of_run(row: MeasuredRun, base: Calibration) -> tuple[str, str]:
+    """Kind and cell of a run."""
+    kind = kind_of(row.setup.model, row.setup.recipe, base, pipelines=False)
+    return kind, cell_of(kind, row.setup.hardware.gpu, row.setup.recipe)
+
+
+def stated_errors(judged: Sequence[JudgedRun], base: Calibration) -> dict[str, Residual]:
+    """Errors by cell and by kind.
+
+    A cell has an error where it has the rows of a tail, from two suites: all such cells of a kind in one code share
+    theirs. The runs of a kind's other cells show how far its numbers transfer; their error, or a larger one of a cell,
+    is the kind's.
+    """
+    cells: dict[tuple[str, str, str], list[tuple[str, float]]] = {}
+    for row, error in judged:
+        kind, cell = cell_of_run(row, base)
+        cells.setdefault((kind, row.setup.recipe.framework, cell), []).append((row.suite, error))
+    known = {key for key, runs in cells.items() if len(runs) >= ROWS_OF_A_TAIL and len(dict(runs)) > 1}
+    groups: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    for (kind, code, cell), runs in cells.items():
+        groups.setdefault((kind, code if (kind, code, cell) in known else ""), []).extend(runs)
+    errors = {group: conformal(runs) for group, runs in groups.items()}
     found = {
-        kind: Residual(rows=len(errors), relative_error=conformal(errors))
-        for kind, errors in judged_kinds(rows, nvidia, base).items()
+        cell: Residual(rows=len(cells[kind, code, cell]), relative_error=errors[kind, code])
+        for kind, code, cell in sorted(known)
     }
-    dense = [row for row in _of_processors(nvidia) if _processor(row) not in base.matmul_efficiency]
-    blackwell = [("Blackwell", float(error)) for error in log_errors(dense, base)] if dense else []
-    for name, column, other in ((POOLED, _processor, _framework), (NEW_FRAMEWORK, _framework, _processor)):
-        errors = _left_out_group_errors(rows, column, other) + (blackwell if name == POOLED else [])
-        error = conformal(errors) if errors else math.log(2)
-        least = LEAST_ERROR_OF_A_NEW_GPU if name == POOLED else 0.0
-        found[name] = Residual(rows=0, relative_error=max(error, least))
-    return base.model_copy(update={"residuals": found})
+    for kind in sorted({kind for kind, _ in errors}):
+        count = sum(len(runs) for (of_kind, _), runs in groups.items() if of_kind == kind)
+        widest = max(error for (of_kind, _), error in errors.items() if of_kind == kind)
+        found[kind] = Residual(rows=count, relative_error=widest)
+    return found
+
+
+def fit(rows: Sequence[MeasuredRun], others: Sequence[MeasuredRun] = ()) -> Calibration:
+    """Fit a calibration to ``rows``, with the errors of suites left out, those of ``others`` too, and of processors."""
+    base = fit_rows(rows)
+    found = stated_errors(judged_runs(rows, others, base), base)
+    errors = [(die, float(error)) for die in sorted({*map(_processor, rows)}) for error in _errors_without(die, rows)]
+    dense = [row for row in _of_processors(others) if _processor(row) not in base.matmul_efficiency]
+    errors += [("Blackwell", float(error)) for error in log_errors(dense, base)] if dense else []
+    error = max(conformal(errors) if errors else math.log(2), LEAST_ERROR_OF_A_NEW_GPU)
+    return base.model_copy(update={"residuals": found | {POOLED: Residual(rows=0, relative_error=error)}})
 
 
 def fit_shipped() -> Calibration:
     """Fit the calibration that ships, but for its source and date."""
     gpus = gpu_table()
-    nvidia = read_runs(NVIDIA, gpus)
-    fitted = fit([*read_runs(RUNS, gpus), *learned_runs(gpus)], nvidia)
-    return add_processors(nvidia, add_framework(read_runs(MANY_NODES, gpus), fitted))
+    others = judging_runs(gpus)
+    fitted = fit([*read_runs(RUNS, gpus), *learned_runs(gpus)], others)
+    return add_processors(others, add_framework(read_runs(MANY_NODES, gpus), fitted))
 
 
 def _suite(row: MeasuredRun) -> str:
@@ -189,21 +238,12 @@ def _processor(row: MeasuredRun) -> str:
     return row.setup.hardware.gpu.die
 
 
-def _framework(row: MeasuredRun) -> str:
-    return row.setup.recipe.framework
-
-
-def _left_out_group_errors(
-    rows: Sequence[MeasuredRun], column: Callable[[MeasuredRun], str], other: Callable[[MeasuredRun], str]
-) -> list[tuple[str, float]]:
-    """List (value, log error) of the rows of each value of ``column``, by a fit to the rest with their ``other``."""
-    errors: list[tuple[str, float]] = []
-    for value in sorted({column(row) for row in rows}):
-        rest = [row for row in rows if column(row) != value]
-        known = {other(row) for row in rest}
-        if left := [row for row in rows if column(row) == value and other(row) in known]:
-            errors += [(value, float(error)) for error in log_errors(left, fit_rows(rest))]
-    return errors
+def _errors_without(die: str, rows: Sequence[MeasuredRun]) -> Floats:
+    """Log errors of a processor's rows by a fit to the rest, of code that the rest knows."""
+    rest = [row for row in rows if _processor(row) != die]
+    known = {row.setup.recipe.framework for row in rest}
+    left = [row for row in rows if _processor(row) == die and row.setup.recipe.framework in known]
+    return log_errors(left, fit_rows(rest)) if left else np.zeros(0)
 
 
 def main() -> None:

@@ -13,13 +13,12 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from optimizer.contract.errors import DataMissingError, describe_invalid
-from optimizer.contract.hardware import Gpu, Precision
+from optimizer.contract.hardware import Gpu
 from optimizer.performance.frameworks import frameworks
 from optimizer.performance.types import Number, Recipe
 
 CALIBRATION = Path(__file__).parent / "data" / "calibration.json"
 POOLED = "pooled"
-NEW_FRAMEWORK = "new framework"
 FUSED = " fused"
 BY_PROCESSOR = ("matmul_efficiency", "attention_efficiency")
 # 0 for code without runs on several nodes that show them.
@@ -63,7 +62,7 @@ class Calibration(BaseModel):
     """Fitted numbers by GPU or framework, with "pooled" for all others.
 
     Attributes:
-        matmul_efficiency: share of dense peak in large matrix products, by processor.
+        matmul_efficiency: share of dense peak in large matrix products, by processor and "processor MXFP8".
         attention_efficiency: share of dense peak in attention, by processor and "processor framework": kernels differ.
         elementwise_traffic: bytes that element-wise kernels really move over those counted, by framework, as all below.
         precision_efficiency: factor on the matrix products' efficiency, by precision, and on attention's.
@@ -73,8 +72,8 @@ class Calibration(BaseModel):
         network_call_s: time of a collective of data ranks on several nodes beyond its bytes.
         tensor_hop_s: time of a tensor collective a rank, where tensor ranks span nodes.
         pipeline_hop_s: the same where a pipeline spans nodes.
-        residuals: by kind of run (confidence.py), on suites left out of the fit; "pooled" on processors and "new
-            framework" on code left out; a kind on one processor from a user's runs.
+        residuals: by cell and by kind of run (confidence.py), on suites left out of the fit or from a user's runs;
+            "pooled" on processors left out.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -109,7 +108,7 @@ class Calibration(BaseModel):
         framework = recipe.framework if known else frameworks()[recipe.framework].fitted_as or recipe.framework
         return {
             name: {field: getattr(self, field)[key] for field, key in keys if key in getattr(self, field)}
-            for name, keys in factors(gpu.die, framework, recipe.precision).items()
+            for name, keys in factors(gpu.die, framework, recipe).items()
         }
 
     def coefficients(self, gpu: Gpu, recipe: Recipe) -> Coefficients:
@@ -117,11 +116,14 @@ class Calibration(BaseModel):
         return Coefficients(**{name: math.prod(found.values()) for name, found in self.values(gpu, recipe).items()})
 
 
-def factors(processor: str, framework: str, precision: Precision) -> dict[str, list[Key]]:
+def factors(processor: str, framework: str, recipe: Recipe) -> dict[str, list[Key]]:
     """List the factors of each coefficient, in each field the most general first."""
     names = {name: [(name, POOLED), (name, framework)] for name in BY_FRAMEWORK}
     names |= {name: [(name, POOLED), (name, processor)] for name in BY_PROCESSOR}
     names["attention_efficiency"].append(("attention_efficiency", f"{processor} {framework}"))
+    if recipe.scales_blocks:
+        names["matmul_efficiency"].append(("matmul_efficiency", f"{processor} MXFP8"))
+    precision = recipe.precision
     # 8 bits have a factor of their own in fused kernels, which cast otherwise; attention in 32 bits a slower kernel.
     fused = FUSED if precision == "fp8" and frameworks()[framework].fused_kernels else ""
     if precision not in ("fp16", "bf16"):

@@ -75,7 +75,8 @@ class Rates:
             self.attention = kernels.ATTENTION_32_BIT * peak_flop_per_s(gpu, "fp32")
         else:
             peak = self.peak if recipe.graphs == "fused" else outside
-            self.attention = peak * kernels.attention_share(gpu.architecture, code.flash_kernel)
+            kernel = "flash2" if recipe.flash2 else code.flash_kernel
+            self.attention = peak * kernels.attention_share(gpu.architecture, kernel)
         # https://github.com/pytorch/ao, torchao/float8/float8_linear_utils.py, convert_to_float8_training: no experts
         self.expert = self.peak if code.fused_kernels else outside
         # A compiler pads products.

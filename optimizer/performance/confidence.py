@@ -1,4 +1,8 @@
-"""Confidence: the error of a speed, by runs of its kind that were left out of the fit."""
+"""Confidence: the error of a speed, by runs of its kind that were left out of the fit.
+
+The calibration has an error by cell (a kind of run on a processor, in one code, in 8 bits or not) where runs of two
+suites show it, and an error by kind for all other cells.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Collection
 
 from bootstrap.contract.fine_tuning import EIGHT_BIT
 from optimizer.contract.hardware import Gpu, Precision
-from optimizer.performance.calibration import NEW_FRAMEWORK, POOLED, Calibration, Residual
+from optimizer.performance.calibration import POOLED, Calibration, Residual
 from optimizer.performance.frameworks import DEFAULT, TRAINER, frameworks
 from optimizer.performance.types import Hardware, Recipe
 from optimizer.workload.model import ModelSpec
@@ -16,7 +20,7 @@ from optimizer.workload.model import ModelSpec
 DENSE, MIXTURE, ADAPTED = "dense decoder", "mixture of experts", "model with adapters"
 ENCODER, CONVOLUTIONAL = "encoder", "convolutional network"
 PIPELINES = " pipelines"
-# A processor with this has rows in 8 bits alone.
+# A processor with this has rows in 8 bits alone; cells have it too.
 EIGHT_BITS = " in 8 bits"
 
 # Splits of plain PyTorch that runs on a GPU have (data/measured_runs.csv; a test compares); in fused kernels all were
@@ -40,6 +44,12 @@ def kind_of(model: ModelSpec, recipe: Recipe, calibration: Calibration, *, pipel
     if model.convolutional:
         return CONVOLUTIONAL
     return ENCODER if model.architecture == "encoder" else DENSE
+
+
+def cell_of(kind: str, gpu: Gpu, recipe: Recipe) -> str:
+    """Name the cell of a run."""
+    code = frameworks()[recipe.framework].fitted_as or recipe.framework
+    return f"{kind} on {gpu.die} in {code}" + EIGHT_BITS * (recipe.precision == "fp8")
 
 
 def measured_splits(gpu: Gpu, framework: str) -> tuple[str, ...]:
@@ -67,20 +77,21 @@ def speed_source(
     """The error of the speed of a layout with these splits, and its source; the largest error that applies counts."""
     pipelines = nodes > 1 and "pipeline" in splits
     kind, gpu, residuals = kind_of(model, recipe, calibration, pipelines=pipelines), hardware.gpu, calibration.residuals
-    kind = f"{gpu.die} {kind}" if f"{gpu.die} {kind}" in residuals else kind
-    own, new_gpu = residuals.get(kind, residuals[POOLED]), residuals[POOLED].relative_error
+    cell, new_gpu = cell_of(kind, gpu, recipe), residuals[POOLED].relative_error
+    name = cell if cell in residuals else kind
+    own = residuals.get(name, residuals[POOLED])
     further: dict[str, float] = {}
     if not is_measured(calibration, gpu, recipe.precision):
         further[f"no measured run on {gpu.name}"] = new_gpu
     if (DEFAULT if recipe.framework == TRAINER else recipe.framework) not in calibration.overhead:
-        further[f"no measured run of {recipe.framework}"] = residuals[NEW_FRAMEWORK].relative_error
+        further[f"no measured run of {recipe.framework}"] = new_gpu
     if parts := unmeasured_parts(recipe, model):
         further[f"no measured run has {parts}"] = new_gpu
     if unmeasured := " or ".join(split for split in splits if split not in measured_splits(gpu, recipe.framework)):
         further[f"no measured run on {gpu.name} has {unmeasured} parallelism in code like {recipe.framework}"] = new_gpu
     if nodes > 1 and hardware.efa and not hardware.gpudirect:
         further["no measured run has several nodes with EFA and without GPUDirect RDMA"] = HOST_MEMORY_ERROR
-    source = f"{own.rows} measured runs of a {kind} (error {own.relative_error:.0%} on suites left out of the fit)"
+    source = f"{own.rows} measured runs of a {name} (error {own.relative_error:.0%} on suites left out of the fit)"
     source += "".join(f"; {why}, so error {error:.0%}" for why, error in further.items() if error > own.relative_error)
     error = max(own.relative_error, *further.values(), 0.0)
     rows = own.rows if is_measured(calibration, gpu, recipe.precision) else 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bootstrap.contract.node_plan import Band, Expected
 from optimizer.contract.hardware import Precision
 from optimizer.performance import kernels
-from optimizer.performance.calibration import POOLED, Calibration
+from optimizer.performance.calibration import Calibration
 from optimizer.performance.collectives import ring_slowdown
-from optimizer.performance.confidence import DENSE, is_measured
+from optimizer.performance.confidence import is_measured
 from optimizer.performance.rates import link_rate, network_rate
 from optimizer.performance.types import Hardware, Recipe
 
@@ -17,11 +17,11 @@ SWITCH = (0.9, 0.5)
 # EFA with GPUDirect: three of four cards are 0.75 of the network and two 0.5. TCP, which has the first card only, has
 # at most a fifth (rates.py: 0.38 of one of p4d's four cards against 0.59 of all).
 EFA = (0.75, 0.5)
-# Rates that rates.py has from one machine of another kind (PCIe, TCP, EFA through host memory) fail no node.
+# Rates from machines of another kind (PCIe, TCP, EFA through host memory, unmeasured GPUs) fail no node.
 ROUGH = (0.5, None)
-# Two standard deviations of the estimate; the hardware's slowdown halves a GPU's clock at least:
+# H200's sustained products were measured within 3%; the hardware's slowdown halves a GPU's clock at least:
 # https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html (HwSlowdown)
-MATMUL_DEVIATIONS, MATMUL_FAILS = 2.0, 0.5
+MATMUL = (0.86, 0.5)
 
 
 def expected_rates(hardware: Hardware, nodes: int, calibration: Calibration) -> Expected:
@@ -48,9 +48,7 @@ def _matmul(hardware: Hardware, calibration: Calibration) -> Band | None:
         return None
     efficiency = float(calibration.coefficients(gpu, Recipe(seq_len=1, precision=precision)).matmul_efficiency)
     value = peak_tflop_per_s * efficiency / (1.0 + kernels.throttling(gpu.architecture, precision))
-    measured = is_measured(calibration, gpu, precision)
-    error = calibration.residuals[DENSE if measured else POOLED].relative_error
-    return _band(value, 1.0 - MATMUL_DEVIATIONS * error, MATMUL_FAILS if measured else None)
+    return _band(value, *(MATMUL if is_measured(calibration, gpu, precision) else ROUGH))
 
 
 def _band(value: float, warn: float, fail: float | None) -> Band:

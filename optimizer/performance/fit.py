@@ -25,7 +25,7 @@ from optimizer.performance.calibration import (
     Residual,
     factors,
 )
-from optimizer.performance.confidence import kind_of
+from optimizer.performance.confidence import cell_of, kind_of
 from optimizer.performance.frameworks import frameworks
 from optimizer.performance.measured_runs import MeasuredRun, log_errors, stack_tables
 from optimizer.performance.setups import Setup
@@ -92,7 +92,7 @@ def robust(error: Floats) -> Floats:
 def factors_of(setup: Setup) -> dict[str, list[Key]]:
     """List the factors of each coefficient of a run, in each field the most general first."""
     processor, framework = setup.hardware.gpu.die, setup.recipe.framework
-    names = factors(processor, framework, setup.recipe.precision)
+    names = factors(processor, framework, setup.recipe)
     if not setup.model.layers:  # a CNN has no attention
         names["attention_efficiency"].remove(("attention_efficiency", f"{processor} {framework}"))
     return names
@@ -222,18 +222,18 @@ def left_out_errors(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
 def conformal(left_out: Sequence[tuple[str, float]]) -> float:
     """Standard deviation whose 95th percentile one more run stays within (split conformal, arXiv:2107.07511, 1).
 
-    ``left_out`` has the log errors of runs with their groups, which weigh alike: an unseen suite or model may be like
-    any of them. With fewer than ROWS_OF_A_TAIL runs the slowest counts.
+    ``left_out`` has the log errors of runs with their groups, which weigh alike from ROWS_OF_A_TAIL runs on: an unseen
+    suite or model may be like any of them. With fewer runs in all the slowest counts.
     """
     groups = Counter(group for group, _ in left_out)
-    slower = sorted((-error, 1.0 / groups[group] / len(groups)) for group, error in left_out)
+    slower = sorted((-error, min(1.0, ROWS_OF_A_TAIL / groups[group])) for group, error in left_out)
     below = np.cumsum([weight for _, weight in slower])
-    rank = int(np.searchsorted(below, 0.95 * (1.0 + 1.0 / len(slower)) - 1e-9))
+    rank = int(np.searchsorted(below, 0.95 * (1.0 + 1.0 / len(slower)) * below[-1] - 1e-9))
     return round(max(slower[min(rank, len(slower) - 1)][0] / _NORMAL_P95, LEAST_ERROR), 4)
 
 
 def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) -> dict[str, Residual]:
-    """Add the errors of the rows' kinds on their processors to ``base``'s residuals.
+    """Add the errors of the rows' cells to ``base``'s residuals.
 
     Few rows, or rows of one model, do not go below what ``base`` states: they do not show how others fare.
     """
@@ -242,7 +242,7 @@ def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) 
     for row, error in zip(rows, left_out.tolist(), strict=True):
         setup = row.setup
         kind = kind_of(setup.model, setup.recipe, base, pipelines=setup.pipelines)
-        groups.setdefault(f"{setup.hardware.gpu.die} {kind}", []).append((row, error))
+        groups.setdefault(cell_of(kind, setup.hardware.gpu, setup.recipe), []).append((row, error))
     for key, group in groups.items():
         stated = conformal([(row.setup.model.name, error) for row, error in group])
         if len(group) < ROWS_OF_A_TAIL or len({row.setup.model.name for row, _ in group}) == 1:

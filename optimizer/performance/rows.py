@@ -128,6 +128,7 @@ class Row(BaseModel):
     precision: Annotated[
         types.RecipePrecision, _spelled(float32="fp32", float16="fp16", bfloat16="bf16", float8="fp8")
     ] = "bf16"
+    precision_real: str = ""
     optimizer: Annotated[types.OptimizerName | None, _spelled()] = None
     attention: Annotated[types.Attention, _spelled(sdpa="flash", fused="flash", eager="unfused")] = "flash"
     compiled: Flag = False
@@ -249,6 +250,8 @@ def _read_transformer(row: Row) -> ModelSpec:
 # Share of the tokens that BERT predicts (arXiv:1810.04805, 3.1), the only ones with logits in NVIDIA's code for MLPerf
 # (--dense_seq_output in its configs of mlcommons/training_results_v3.1).
 MASKED = 0.15
+# Before this torchtitan gave attention to FlashAttention 2 on Hopper too (torchtitan/models/attention.py at e7c0cae).
+TORCHTITAN_CUDNN_SINCE = "2025-07"
 # Usual tokens of one optimizer step: Llama 3 began at 4M (arXiv:2407.21783, 3.4.1).
 USUAL_STEP_TOKENS = 4e6
 
@@ -289,6 +292,8 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         framework=framework,
         gpu=gpu,
         precision=row.precision,
+        flash2=framework == "torchtitan" and "" < row.date < TORCHTITAN_CUDNN_SINCE,
+        scales_blocks=row.precision == "fp8" and row.precision_real.lower() == "mxfp8",
         optimizer=row.optimizer or ("sgd" if cnn else "adamw"),
         attention=row.attention,
         compiled=row.compiled,

@@ -41,6 +41,8 @@ class Recipe:
 
     Attributes:
         precision: arithmetic of the products.
+        scales_blocks: 8 bits with a scale for each 32 elements (MXFP8).
+        flash2: attention in FlashAttention 2, whatever the code's kernel is today.
         pure: parameters, gradients and moments are in ``precision`` too.
         target_len: tokens of a decoder beside an encoder; 0 for the model's usual ones.
         recomputed: modules that Megatron's selective recomputation repeats: moe_act, layernorm, mla_up_proj.
@@ -61,6 +63,8 @@ class Recipe:
     attention: Attention = "flash"
     compiled: bool = False
     framework: str = "torch"
+    scales_blocks: bool = False
+    flash2: bool = False
     pure: bool = False
     tuning: FineTuning = FULL_TRAINING
     shardings: tuple[str, ...] = SHARDINGS

@@ -1,7 +1,7 @@
 """Accuracy of the estimator on measured runs: ``python -m tests.benchmarks.accuracy [--runs CSV] [--out FOLDER]``.
 
 Mean absolute percentage error of predicted throughput per suite: of the fit's own rows, of left-out models (grouped
-cross-validation) and of left-out suites; beside each one constant MFU a GPU.
+cross-validation) and of left-out suites.
 Then runs that only judge (published ones, one H100's, nanotron's), peak memory, the gain from user runs, and the goals.
 Writes a page (accuracy_page.py) and the raw predictions.
 """
@@ -11,11 +11,10 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import click
 import numpy as np
@@ -23,9 +22,8 @@ import numpy as np
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.hardware import Gpu
 from optimizer.performance.calibration import Calibration, load
-from optimizer.performance.fit import adapt, conformal, folds, left_out_errors
-from optimizer.performance.frameworks import frameworks
-from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_usable_runs, throughput_error
+from optimizer.performance.fit import adapt, left_out_errors
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, throughput_error
 from optimizer.performance.rows import Row, read_row
 from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Bools, Floats
@@ -33,25 +31,25 @@ from tests.benchmarks.many_nodes import Judged, left_out
 from tests.benchmarks.many_nodes import runs as nanotron_runs
 from tools.calibration import (
     LEARNED,
-    NVIDIA,
+    NOT_JUDGED,
+    ONE_H100,
     PUBLIC,
+    RESULTS,
+    cell_of_run,
     fit_rows,
-    judged_kinds,
+    judged_runs,
+    judging_runs,
     learned_runs,
     left_out_by_suite,
     predict,
     read_runs,
+    stated_errors,
 )
 
-RESULTS = Path(__file__).parent / "results"
 OUT_OF_MEMORY = RUNS.parent / "out_of_memory_runs.csv"
 # Own rows given to ``adapt`` in turn, and how many random choices of them are averaged.
 OWN_ROWS = (1, 2, 3, 5, 10, 20)
 NORMAL_P95 = 1.645
-# Runs of one H100 that nothing is fitted to, but for those in the default layout and those that its host, four times as
-# slow as the estimate's, set the pace of (encoders_h100_202611.md).
-H100_STEPS = RESULTS / "h100_steps_202611.csv"
-H100_NOT_COMPARED = ("h100-steps-00", "h100-steps-01", "h100-steps-09", "h100-steps-12")
 CHOICES = 8
 
 
@@ -94,41 +92,13 @@ class Results:
         return sorted({row.suite for row in self.rows})
 
 
-def constant_mfu(train: Sequence[MeasuredRun], test: Sequence[MeasuredRun], calibration: Calibration) -> Floats:
-    """Log errors of step times from one MFU a GPU: the geometric mean of its training rows, else of all.
-
-    FLOPs are the estimator's own, with attention and without recomputation (which would make the errors larger).
-    """
-
-    def flop_seconds(rows: Sequence[MeasuredRun]) -> Floats:
-        estimates = predict(rows, calibration)  # MFU x step time: seconds at peak, with any calibration
-        return np.asarray(estimates.mfu * estimates.step_time_s)
-
-    log_mfu = np.log(flop_seconds(train) / [row.step_time_s for row in train])
-    train_gpus = np.array([row.setup.hardware.gpu.key for row in train])
-    mean = {key: log_mfu[train_gpus == key].mean() for key in set(train_gpus)}
-    log_times = np.log(flop_seconds(test)) - [mean.get(row.setup.hardware.gpu.key, log_mfu.mean()) for row in test]
-    return np.asarray(log_times - np.log([row.step_time_s for row in test]))
-
-
 def measure(rows: Sequence[MeasuredRun]) -> dict[str, Floats]:
     """Compute the log errors of every row, by method."""
-    shipped = fit_rows(rows)
-    suites = np.array([row.suite for row in rows])
-    errors = {"fitted": log_errors(rows, shipped), "models": left_out_errors(rows, fit_rows)}
-    errors["suites"] = left_out_by_suite(rows, fit_rows)
-    errors |= {f"constant {name}": np.zeros(len(rows)) for name in ("fitted", "models", "suites")}
-    for suite in sorted(set(suites)):
-        inside = np.flatnonzero(suites == suite)
-        own, others = [rows[int(i)] for i in inside], [row for row in rows if row.suite != suite]
-        errors["constant fitted"][inside] = constant_mfu(own, own, shipped)
-        errors["constant suites"][inside] = constant_mfu(others or own, own, shipped)
-        # The constant gets the other models of the same suite, its best case.
-        for test in folds(own):
-            train = [row for index, row in enumerate(own) if index not in set(test)]
-            held = [own[index] for index in test]
-            errors["constant models"][inside[test]] = constant_mfu(train or held, held, shipped)
-    return errors
+    return {
+        "fitted": log_errors(rows, fit_rows(rows)),
+        "models": left_out_errors(rows, fit_rows),
+        "suites": left_out_by_suite(rows, fit_rows),
+    }
 
 
 def mean_absolute_percentage(log_error: Floats) -> float:
@@ -185,7 +155,7 @@ def judge(name: str, rows: Sequence[MeasuredRun], calibration: Calibration) -> J
 
 
 def judged_suites(gpus: Mapping[str, Gpu], calibration: Calibration) -> tuple[JudgedSuite, ...]:
-    """Judge the published suites by precision, with torchtitan's kernels of their date too, and one H100."""
+    """Judge the published suites by precision, and one H100."""
     judged = []
     published = read_runs(PUBLIC, gpus)
     for suite in sorted({row.suite for row in published}, key=lambda suite: (suite != LEARNED, suite)):
@@ -194,13 +164,7 @@ def judged_suites(gpus: Mapping[str, Gpu], calibration: Calibration) -> tuple[Ju
             of_precision = [row for row in own if row.setup.recipe.precision == precision]
             name = f"{suite}, {precision}"
             judged.append(judge(f"{name} (learned from)" if suite == LEARNED else name, of_precision, calibration))
-            if suite.startswith("torchtitan-h"):
-                then = {"flash_kernel": "flash2", "fused_norms": False}
-                earlier = frameworks()["torchtitan"].model_copy(update=then)
-                with patch.dict(frameworks(), {"torchtitan": earlier}):  # copies, as a row keeps its table
-                    copies = [replace(row) for row in of_precision]
-                    judged.append(judge(f"{name}, FlashAttention 2", copies, calibration))
-    steps = [row for row in read_usable_runs(H100_STEPS, gpus)[0] if row.row_id not in H100_NOT_COMPARED]
+    steps = [row for row in read_runs(ONE_H100, gpus) if row.row_id not in NOT_JUDGED]
     for kind, convolutional in (("decoders and BERT", False), ("ResNets", True)):
         of_kind = [row for row in steps if row.setup.model.convolutional == convolutional]
         judged.append(judge(f"one H100, {kind}", of_kind, calibration))
@@ -208,14 +172,18 @@ def judged_suites(gpus: Mapping[str, Gpu], calibration: Calibration) -> tuple[Ju
 
 
 def within_p95(rows: Sequence[MeasuredRun]) -> dict[str, dict[str, tuple[int, int]]]:
-    """Count by kind and suite the runs, and those within the p95 that the kind's other suites (or itself) state."""
+    """Count by kind and suite the runs, and those within the p95 that the other suites state."""
     counts: dict[str, dict[str, tuple[int, int]]] = {}
-    for kind, judged in judged_kinds(rows, read_runs(NVIDIA, gpu_table()), fit_rows(rows)).items():
-        for suite in sorted({suite for suite, _ in judged}):
-            own = [error for of_suite, error in judged if of_suite == suite]
-            others = [(of_suite, error) for of_suite, error in judged if of_suite != suite]
-            limit = NORMAL_P95 * conformal(others or judged)
-            counts.setdefault(kind, {})[suite] = (len(own), sum(-error <= limit for error in own))
+    base = fit_rows(rows)
+    judged = judged_runs(rows, judging_runs(gpu_table()), base)
+    for suite in sorted({row.suite for row, _ in judged}):
+        stated = stated_errors([run for run in judged if run[0].suite != suite], base)
+        for row, error in judged:
+            if row.suite == suite:
+                kind, cell = cell_of_run(row, base)
+                runs, within = counts.setdefault(kind, {}).get(suite, (0, 0))
+                is_within = -error <= NORMAL_P95 * stated.get(cell, stated[kind]).relative_error
+                counts[kind][suite] = (runs + 1, within + is_within)
     return counts
 
 

@@ -55,7 +55,7 @@ def test_the_file_written_is_a_calibration_that_says_where_it_comes_from(
     calibration = read_calibration(out)
     digest = hashlib.sha256(runs.read_bytes()).hexdigest()[:12]
     assert calibration.source == f"your 3 measured runs (my runs.csv, sha256 {digest}), on top of {load().source}"
-    assert calibration.residuals["L4 dense decoder"].rows == 3
+    assert calibration.residuals["dense decoder on L4 in torch"].rows == 3
     assert calibration.rows == load().rows + 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "my runs.csv"]
 
@@ -164,7 +164,7 @@ def test_only_a_file_is_replaced_and_a_link_stays(gpufleet: Gpufleet, runs: Path
     link.symlink_to(target)
     assert gpufleet("calibrate", str(runs), "--out", str(link))[0] == 0
     assert link.is_symlink()
-    assert read_calibration(target).residuals["L4 dense decoder"].rows == 3
+    assert read_calibration(target).residuals["dense decoder on L4 in torch"].rows == 3
 
 
 @pytest.mark.parametrize("arguments", [(), ("--template", "runs.csv"), ("--template", "--out", "x.json")])

@@ -40,7 +40,7 @@ def test_json_holds_the_configuration_its_estimate_and_the_error_band() -> None:
     assert sum(result["time_s"].values()) == pytest.approx(result["step_time_s"])  # type: ignore[attr-defined]
     low, middle, high = (result[f"tokens_per_second{end}"] for end in ("_low", "", "_high"))
     assert low < middle < high  # type: ignore[operator]
-    assert result["measured_rows"] == load().residuals[DENSE].rows > 0
+    assert result["measured_rows"] == load().residuals[f"{DENSE} on H100 in torch"].rows > 0
     assert "measured runs of a dense decoder" in str(result["calibration"])
 
 

@@ -13,10 +13,9 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.fit import left_out_errors
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, throughput_error
 from optimizer.performance.types import Floats
-from tests.benchmarks.accuracy import RESULTS
 from tests.benchmarks.accuracy_page import GOALS
 from tests.unit.optimizer.performance.fixtures import CALIBRATION
-from tools.calibration import fit_rows, learned_runs, read_runs
+from tools.calibration import RESULTS, fit_rows, learned_runs, read_runs
 
 
 @functools.cache

@@ -68,7 +68,7 @@ def test_a_mixture_has_the_error_of_measured_ones() -> None:
     stated, source = speed_source(CALIBRATION, MIXTRAL, GROUPED, node(), 1, ())
     assert stated == CALIBRATION.residuals[MIXTURE]
     assert stated.relative_error > 2 * CALIBRATION.residuals[DENSE].relative_error
-    assert "116 measured runs of a mixture" in source
+    assert "127 measured runs of a mixture" in source
 
 
 def product_s(x: Case) -> float:

@@ -11,11 +11,12 @@ import pytest
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import kernels
-from optimizer.performance.calibration import NEW_FRAMEWORK, POOLED, Residual
-from optimizer.performance.confidence import CONVOLUTIONAL, DENSE, speed_source
+from optimizer.performance.calibration import POOLED, Residual
+from optimizer.performance.confidence import CONVOLUTIONAL, DENSE, ENCODER, speed_source
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_usable_runs, throughput_error
 from optimizer.performance.rows import estimate_row
 from optimizer.performance.types import Estimates, Recipe
+from tests.benchmarks.accuracy import within_p95
 from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, RESNET, node, written_out_norms
 from tools.calibration import (
     LEARNED,
@@ -23,7 +24,6 @@ from tools.calibration import (
     PUBLIC,
     fit_rows,
     fit_shipped,
-    judged_kinds,
     learned_runs,
     predict,
     read_runs,
@@ -107,7 +107,7 @@ def test_published_runs_of_nemo_fit_the_80_gb_that_they_ran_on() -> None:
 @pytest.mark.parametrize(("kind", "bound"), [("dense on Blackwell", 0.06), ("adapters", 0.09), ("mixtures", 0.14)])
 def test_runs_of_nvidias_code_are_met(kind: str, bound: float) -> None:
     nvidia = [row for row in read_runs(NVIDIA, gpu_table()) if row.setup.model.architecture == "decoder"]
-    own = [row for row in nvidia if _kind(row) == kind]
+    own = [row for row in nvidia if _kind(row) == kind and row.suite not in ("aws", "automodel")]
     assert len(own) > 70
     assert np.abs(throughput_error(log_errors(own, CALIBRATION))).mean() < bound
 
@@ -115,7 +115,9 @@ def test_runs_of_nvidias_code_are_met(kind: str, bound: float) -> None:
 def _kind(row: MeasuredRun) -> str:
     if row.setup.model.experts:
         return "mixtures"
-    return "adapters" if row.setup.recipe.tuning.adapts else "dense on Blackwell"
+    if row.setup.recipe.tuning.adapts:
+        return "adapters"
+    return "dense on Blackwell" if row.setup.hardware.gpu.architecture.startswith("Blackwell") else "dense"
 
 
 def test_convolutional_networks_on_a_gpu_that_none_was_fitted_to_are_met() -> None:
@@ -209,36 +211,42 @@ def test_a_gpu_without_rows_says_so_and_has_a_wider_error() -> None:
         residual, source = error(key)
         assert residual == Residual(rows=0, relative_error=CALIBRATION.residuals[POOLED].relative_error)
         assert "no measured run" in source
-    for key in ("a100-80gb", "h100-80gb", "h200-141gb", "b200-179gb"):
+    for key in ("a100-80gb", "b200-179gb"):  # no run of this code, or of one suite
         assert error(key)[0] == CALIBRATION.residuals[DENSE]
+    for key in ("h100-80gb", "h200-141gb"):
+        assert error(key)[0] == CALIBRATION.residuals[f"{DENSE} on H100 in torch"]
     assert CALIBRATION.residuals[DENSE].relative_error < CALIBRATION.residuals[POOLED].relative_error
 
 
 def test_code_that_no_measured_run_used_has_a_wider_error() -> None:
     known, unknown = (error("h100-80gb", framework=name)[0] for name in ("megatron-core", "torchtitan"))
     assert known == CALIBRATION.residuals[DENSE]
-    stated = (CALIBRATION.residuals[name].relative_error for name in (NEW_FRAMEWORK, DENSE))
-    assert unknown.relative_error == max(stated)
+    assert unknown.relative_error == CALIBRATION.residuals[POOLED].relative_error
 
 
 def test_a_users_runs_state_the_error_of_their_kind_on_their_processor() -> None:
-    own = {f"H100 {CONVOLUTIONAL}": Residual(rows=20, relative_error=0.3)}
+    own = {f"{CONVOLUTIONAL} on H100 in torchvision": Residual(rows=20, relative_error=0.3)}
     other = CALIBRATION.model_copy(update={"residuals": CALIBRATION.residuals | own})
+    recipe = Recipe(seq_len=1, framework="torchvision")
     for key, stated in (("h200-141gb", 0.3), ("a100-80gb", CALIBRATION.residuals[CONVOLUTIONAL].relative_error)):
-        residual, source = speed_source(other, RESNET, Recipe(seq_len=1), node(key), 1, ())
+        residual, source = speed_source(other, RESNET, recipe, node(key), 1, ())
         assert residual.relative_error == stated
-        assert f"measured runs of a {'H100 ' if stated == 0.3 else ''}convolutional network" in source
+        assert f"measured runs of a convolutional network{' on H100' if stated == 0.3 else ' (error'}" in source
 
 
-def test_stated_errors_hold_for_the_rows_that_they_were_made_of() -> None:
-    """19 of 20 rows of each kind, with their suites left out, are no slower than the 95th percentile."""
-    nvidia = read_runs(NVIDIA, gpu_table())
-    fitted_to = [*rows(), *learned_runs(gpu_table())]
-    for kind, judged in judged_kinds(fitted_to, nvidia, fit_rows(fitted_to)).items():
-        limit = 1.645 * CALIBRATION.residuals[kind].relative_error
-        within = np.mean([-error <= limit for _, error in judged])
-        assert 0.93 <= within <= 1.0, kind
-        assert CALIBRATION.residuals[kind].rows == len(judged)
+def test_stated_errors_hold_for_suites_left_out_of_the_fit_and_of_the_errors() -> None:
+    """19 of 20 rows of each kind are no slower than the 95th percentile that the other suites state."""
+    for kind, suites in within_p95([*rows(), *learned_runs(gpu_table())]).items():
+        runs, within = (sum(counts[i] for counts in suites.values()) for i in (0, 1))
+        assert 0.93 <= within / runs < 0.985, kind
+        assert CALIBRATION.residuals[kind].rows == runs
+
+
+def test_a_kind_of_run_on_a_gpu_without_a_second_suite_has_the_error_of_transfer() -> None:
+    """MLPerf 5.0 alone has BERT on B200, and another release of MLPerf one run."""
+    residuals, cell = CALIBRATION.residuals, f"{ENCODER} on {{}} in megatron-core in 8 bits"
+    assert cell.format("B200") not in residuals
+    assert residuals[ENCODER].relative_error > 3 * residuals[cell.format("H100")].relative_error
 
 
 def test_the_reference_trainers_peaks_are_met_by_its_profile(monkeypatch: pytest.MonkeyPatch) -> None:
