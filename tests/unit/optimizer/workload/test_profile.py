@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from optimizer.workload.presets import presets  # noqa: E402
 from optimizer.workload.profile import cuda_dispatch  # noqa: E402
 from optimizer.workload.profile.measure import profile_module  # noqa: E402
 from optimizer.workload.profile.passes import trace_batch  # noqa: E402
-from optimizer.workload.profile.profiler import parse_profile  # noqa: E402
 from optimizer.workload.profile.records import ModuleProfile, Pass  # noqa: E402
 from optimizer.workload.resolve import model_from_profile, resolve_model  # noqa: E402
 from tests.unit.optimizer.workload import modules  # noqa: E402
@@ -161,11 +159,6 @@ def test_what_user_code_prints_is_no_result(capsys: pytest.CaptureFixture[str]) 
     out, err = capsys.readouterr()
     assert out == ""
     assert "user code talks" in err
-
-
-def test_a_profile_survives_json() -> None:
-    profile = of("mlp")
-    assert parse_profile(json.loads(profile.model_dump_json()), origin="here") == profile
 
 
 @pytest.mark.parametrize(
