@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from bootstrap.contract.fine_tuning import FineTuning
+from bootstrap.contract.fine_tuning import PURE, FineTuning
 from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.catalog.gpus import gpu_table
@@ -33,6 +33,7 @@ from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.request import FleetRequest, Workload, request_from_dict
 from optimizer.contract.units import short
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.confidence import SPLITS
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import fp8_note, frameworks
 from optimizer.performance.rates import visible_memory_gib
@@ -48,7 +49,7 @@ from optimizer.performance.setups import (
     find_gpu,
     positions_note,
 )
-from optimizer.performance.table import estimate_case, explain, reserve_gib
+from optimizer.performance.table import explain, reserve_gib
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware
 from optimizer.search.problem import find_reach
 from optimizer.workload.presets import presets
@@ -147,99 +148,103 @@ def _given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-def _read_request(flags: Mapping[str, Any], ranks: Mapping[str, int]) -> FleetRequest:
+def _read_request(flags: Mapping[str, Any]) -> FleetRequest:
     """Read the flags as the request of one step in this layout."""
     given = {name: flags[name] for name in Workload.model_fields if flags.get(name) is not None}
-    axes = ["data", *(name for name, count in ranks.items() if count > 1)]
+    axes = ["data", *(name for name in SPLITS if flags[name] > 1)]
     asked = {"model": flags["model"], "workload": {"global_batch": 1, **given, "steps": 1}}
     return request_from_dict(asked | {"constraints": {"parallelism": axes}}, origin="the configuration")
 
 
-def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[str, Any]:
-    """Estimate one configuration: the JSON object that the command prints."""
-    ranks = {name: flags[name] for name in ("tensor", "pipeline", "context", "expert")}
-    request = _read_request(flags, ranks)
-    work, spec = request.workload, resolve_model(request.model)
+def _read_setup(flags: Mapping[str, Any]) -> tuple[Setup, str]:
+    """Read the flags as a set-up, with a name for all its hardware."""
+    request = _read_request(flags)
+    work, model = request.workload, resolve_model(request.model)
     hardware, gpus, name = _hardware(flags)
     recipe = build_recipe(
-        spec,
+        model,
         seq_len=work.seq_len,
         target_len=work.target_len,
-        framework=find_reach(request, spec, work.seq_len or USUAL_SEQ_LEN).framework,
+        framework=find_reach(request, model, work.seq_len or USUAL_SEQ_LEN).framework,
         gpu=hardware.gpu,
         precision=work.precision,
         optimizer=work.optimizer,
         compiled=work.compiled,
         tuning=work.tuning,
     )
-    write_notes(filter(None, (positions_note(spec, recipe.seq_len), spec.head_note)))
-    data = data_ranks(gpus, ranks["tensor"], ranks["pipeline"], ranks["context"])
-    micro_batch = flags["micro_batch"]
-    global_batch = (flags["global_batch"] and work.global_batch) or data * micro_batch
-    grad_accum, rest = divmod(global_batch, data * micro_batch)
+    write_notes(filter(None, (positions_note(model, recipe.seq_len), model.head_note)))
+    splits = {name: flags[name] for name in SPLITS}
+    data, micro_batch = data_ranks(gpus, flags["tensor"], flags["pipeline"], flags["context"]), flags["micro_batch"]
+    grad_accum, rest = divmod(work.global_batch, data * micro_batch) if flags["global_batch"] else (1, 0)
     if rest:
         raise InvalidInputError(
-            f"--global-batch is {global_batch}",
+            f"--global-batch is {work.global_batch}",
             limit=f"a multiple of {data * micro_batch} ({data} data-parallel ranks x micro-batch {micro_batch})",
             why="every rank has the same number of sequences",
         )
-    sharding = flags["sharding"] or default_sharding(spec, data * ranks["context"], ranks["pipeline"], work.tuning)
-    nodes = math.ceil(gpus / hardware.gpus_per_node)
+    sharding = flags["sharding"] or default_sharding(model, data * flags["context"], flags["pipeline"], work.tuning)
     grid = Grid(
-        nodes=nodes,
+        nodes=math.ceil(gpus / hardware.gpus_per_node),
         data=data,
-        **ranks,
-        sequence_parallel=ranks["tensor"] > 1 and frameworks()[recipe.framework].splits_sequence,
+        **splits,
+        sequence_parallel=flags["tensor"] > 1 and frameworks()[recipe.framework].splits_sequence,
         virtual_stages=flags["virtual_stages"],
         sharding=SHARDINGS.index(sharding),
         micro_batch=micro_batch,
         grad_accum=grad_accum,
         checkpointing=CHECKPOINTINGS.index(flags["activation_checkpointing"]),
     )
-    setup = Setup(model=spec, recipe=recipe, hardware=hardware, grid=grid, gpus=gpus)
-    estimates = estimate_case(setup.case(), setup.coefficients(calibration))
+    return Setup(model=model, recipe=recipe, hardware=hardware, grid=grid), name
+
+
+def _describe_setup(setup: Setup, hardware: str) -> dict[str, Any]:
+    """The part of the command's JSON object that was asked for or follows from it."""
+    model, recipe, grid, tuning = setup.model, setup.recipe, setup.grid, setup.recipe.tuning
+    names = ("method", "lora_rank", "lora_targets", "frozen") if tuning.adapts else ("method", "frozen")
+    tuned = {name: getattr(tuning, name) for name in names} | {"trained_parameters": trained_parameters(model, tuning)}
+    return {
+        "model": model.name,
+        "model_source": model.source,
+        "parameters": model.parameters,
+        "hardware": hardware,
+        "gpu": setup.hardware.gpu.key,
+        "gpus": setup.gpus,
+        "nodes": grid.nodes,
+        "seq_len": recipe.seq_len,
+        **({"target_len": recipe.target_len} if recipe.target_len else {}),
+        "global_batch": setup.global_batch,
+        **{name: getattr(grid, name) for name in ("micro_batch", "grad_accum", "data", *SPLITS)},
+        "sequence_parallel": bool(grid.sequence_parallel),
+        "virtual_stages": grid.virtual_stages,
+        "sharding": SHARDINGS[grid.sharding],
+        "activation_checkpointing": CHECKPOINTINGS[grid.checkpointing],
+        "precision": PURE if recipe.pure else recipe.precision,
+        "optimizer": recipe.optimizer,
+        "framework": recipe.framework,
+        **({} if tuning.trains_all else tuned),
+        "unit": "samples" if model.counts_samples else "tokens",
+    }
+
+
+def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[str, Any]:
+    """Estimate one configuration: the JSON object that the command prints."""
+    setup, hardware = _read_setup(flags)
+    estimates = setup.estimate(calibration)
     reserve = {part: float(value) for part, value in reserve_gib(estimates).items()}
     speed = float(estimates.tokens_per_second)
     residual, source = setup.speed_source(calibration)
-    tuned: dict[str, Any] = {}
-    if not work.tuning.trains_all:
-        names = ("method", *(("lora_rank", "lora_targets") if work.tuning.adapts else ()), "frozen")
-        tuned = {name: getattr(work.tuning, name) for name in names}
-        tuned["trained_parameters"] = trained_parameters(spec, work.tuning)
     band = math.exp(residual.relative_error)
     return {
-        "model": spec.name,
-        "model_source": spec.source,
-        "parameters": spec.parameters,
-        "hardware": name,
-        "gpu": hardware.gpu.key,
-        "gpus": gpus,
-        "nodes": setup.grid.nodes,
-        "seq_len": recipe.seq_len,
-        **({"target_len": recipe.target_len} if recipe.target_len else {}),
-        "global_batch": global_batch,
-        "micro_batch": micro_batch,
-        "grad_accum": grad_accum,
-        "data": data,
-        **ranks,
-        "sequence_parallel": bool(grid.sequence_parallel),
-        "virtual_stages": flags["virtual_stages"],
-        "sharding": sharding,
-        "activation_checkpointing": flags["activation_checkpointing"],
-        "precision": work.precision,
-        "optimizer": work.optimizer,
-        "framework": recipe.framework,
-        **tuned,
-        "unit": "samples" if spec.counts_samples else "tokens",
+        **_describe_setup(setup, hardware),
         "step_time_s": float(estimates.step_time_s),
         "tokens_per_second": speed,
         "tokens_per_second_low": speed / band,
         "tokens_per_second_high": speed * band,
-        "tokens_per_second_per_gpu": speed / gpus,
+        "tokens_per_second_per_gpu": speed / setup.gpus,
         "mfu": float(estimates.mfu),
         **{name: float(getattr(estimates, name)) for name in ("peak_memory_gib", "p95_memory_gib", "limit_gib")},
         "needed_gib": float(estimates.peak_memory_gib) + sum(reserve.values()),
-        "gpu_memory_gib": visible_memory_gib(hardware),
+        "gpu_memory_gib": visible_memory_gib(setup.hardware),
         "fits": bool(estimates.fits),
         "fit": str(estimates.fit),
         "memory_gib": {part: float(value) for part, value in estimates.memory_gib.items()},

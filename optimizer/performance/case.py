@@ -58,7 +58,7 @@ class Rates:
         gpu, precision = hardware.gpu, recipe.precision
         self.link, self.link_latency_s = link_rate(hardware)
         self.network, self.network_latency_s = network_rate(hardware)
-        self.gpus_per_node = float(max(1, hardware.gpus_per_node))
+        self.gpus_per_node = float(hardware.gpus_per_node)
         self.gpu_memory_bytes = visible_memory_gib(hardware) * GIB
         self.memory = gpu.memory_bandwidth_gb_per_s * 1e9 * kernels.MEMORY_EFFICIENCY  # of a large copy
         self.cycles = cycle_per_s(gpu)  # of all multiprocessors together
@@ -248,8 +248,6 @@ class Case:
             self.bucket_bytes *= 0.5
             self.optimizer_bytes *= halved
             self.update_bytes *= halved
-        if tuning.trains_all:
-            return
         self.trained = trained_parameters(model, tuning) / model.parameters
         self._share_states(self.trained)
         self.cast_bytes *= self.trained
@@ -291,10 +289,8 @@ class Case:
         head = self.table_parameters / max(self.matrix, 1.0) * code.balances_stages
         full = np.ceil((model.layers + np.where(pipeline > 1, head, 0.0)) / pipeline)
         self.stage_layers: Number = np.minimum(full, model.layers)
-        self.last_stage_layers: Number = self.stage_layers
-        if code.balances_stages:
-            balanced = np.clip(np.floor(self.stage_layers - head), 0.0, None)
-            self.last_stage_layers = np.where(pipeline > 1, balanced, self.stage_layers)
+        balanced = np.maximum(np.floor(self.stage_layers - head), 0.0)
+        self.last_stage_layers: Number = np.where(pipeline > 1, balanced, self.stage_layers)
         self.stage_mixtures: Number = np.minimum(self.stage_layers, model.mixture_layers)
         # Tensor ranks that share one expert: 1 where experts are spread over tensor ranks too (Megatron).
         self.expert_slices: Number = np.where(self.expert > self.data, 1.0, tensor)
@@ -325,7 +321,7 @@ class Case:
         self.gate_inputs: Number = model.matrices_per_ffn - 1.0 + gate
         # Mixtures whose products run in 32 bits under a 16-bit recipe: autocast skips torch's grouped product
         # (https://github.com/pytorch/pytorch/issues/174763; transformers 5.23, integrations/moe.py, _grouped_mm).
-        self.experts_in_32_bits = (self.autocast and model.experts > 0) & np.logical_not(self.is_narrow)
+        self.experts_in_32_bits = self.autocast & np.logical_not(self.is_narrow)
         self.expert_element: Number = np.where(self.experts_in_32_bits, 4.0, self.element)
         # Rows of the fullest expert rank over the mean, and those kept: NVIDIA's routers are forced to balance.
         self.capacity: Number = np.where(self.expert > 1, EXPERT_CAPACITY, 1.0)
@@ -334,8 +330,7 @@ class Case:
         rows = model.mixture_layers / max(model.layers, 1) * model.experts_per_token * self.kept_capacity
         self.dispatched: Number = self.expert_element * model.hidden_size * rows
         # Ranks of a node, which share its network.
-        spread = self.ranks * tensor * pipeline / np.maximum(self.nodes, 1.0)
-        self.local: Number = np.maximum(1.0, np.minimum(spread, self.rates.gpus_per_node))
+        self.local: Number = np.minimum(self.ranks * tensor * pipeline / self.nodes, self.rates.gpus_per_node)
 
     def _stage_parameters(self, layer: Number) -> Number:
         """Parameters of the fullest stage, which has one table: the first the embedding, the last the projection."""
@@ -343,10 +338,8 @@ class Case:
         # The first stage has the positions too.
         first = all_tables - tables if all_tables >= 2.0 * tables else all_tables
         table = np.where(self.pipeline > 1, first, all_tables) / self.tensor
-        if not self.model.experts:
-            return self.stage_layers * layer + table
         # The fullest stage has as few of a mixture's dense layers as can be.
-        dense = (self.stage_layers - self.stage_mixtures) * self.model.dense_layer_parameters / self.tensor
+        dense = (self.stage_layers - self.stage_mixtures) * (self.model.dense_layer_parameters / self.tensor)
         return self.stage_mixtures * layer + dense + table
 
 

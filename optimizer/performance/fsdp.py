@@ -44,7 +44,7 @@ def loss_bytes(x: Case) -> Number:
     gathered = np.where(x.sharding >= ZERO3, root + head + layer, x.stage_parameters)
     last = np.where(root > 0, root, table)
     kept = np.where((x.grad_accum > 1) & (x.sharding >= ZERO2), last, 0.0) if x.code.compiles_layers else 0.0
-    return gathered * (x.element + x.cached_bytes) + kept * x.gradient_bytes
+    return gathered * x.element + kept * x.gradient_bytes
 
 
 def backward_bytes(x: Case, *, early: Number, saved: Number, working: Number) -> Moment:
@@ -56,7 +56,7 @@ def backward_bytes(x: Case, *, early: Number, saved: Number, working: Number) ->
         saved: activations at the loss, bytes.
         working: gradients of one layer's activations, bytes.
     """
-    (layer, root, head, table), layers = _units(x), np.maximum(x.stage_layers, 1.0)
+    (layer, root, head, table), layers = _units(x), x.stage_layers
     narrow, wide, held = x.element, x.gradient_bytes, x.stage_parameters
     grad = narrow * x.trained
     again = x.sharding >= ZERO3

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from optimizer.contract.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.hardware import Gpu
 from optimizer.performance.calibration import Calibration, Coefficients
+from optimizer.performance.operations import model_flops_per_sample
 from optimizer.performance.rows import Real, Row, read_row, read_table
 from optimizer.performance.setups import Setup
 from optimizer.performance.table import StepTable, stack, step_seconds
@@ -23,6 +24,8 @@ RUNS = Path(__file__).parent / "data" / "measured_runs.csv"
 # Columns that no estimate reads.
 DESCRIPTIVE_COLUMNS = ("row_id", "suite", "source", "memory_kind", "reserved_memory_gib")
 Measurement = Annotated[Real, Field(ge=1e-9)]  # 0 is none
+# Least MFU of a run of a few tokens; the lowest of the shipped rows is 1%.
+LEAST_MFU = 1e-5
 
 
 class RunRow(Row):
@@ -51,9 +54,7 @@ class MeasuredRun:
     @property
     def step_time_s(self) -> float:
         """Measured time of one optimizer step."""
-        grid = self.setup.grid
-        samples = float(np.asarray(grid.data) * np.asarray(grid.micro_batch) * np.asarray(grid.grad_accum))
-        return samples * self.setup.recipe.seq_len / (self.tokens_per_second_per_gpu * self.setup.gpus)
+        return self.setup.global_batch * self.setup.recipe.seq_len / (self.tokens_per_second_per_gpu * self.setup.gpus)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,20 +81,33 @@ def usable_runs(
     for number, cells in lines:
         try:
             row = RunRow.read(cells)
-            rows.append(
-                MeasuredRun(
-                    row_id=cells.get("row_id") or str(number),
-                    suite=cells.get("suite") or "",
-                    setup=read_row(row, gpus),
-                    tokens_per_second_per_gpu=row.tokens_per_second_per_gpu,
-                    peak_memory_gib=row.peak_memory_gib,
-                    line=number,
-                )
+            run = MeasuredRun(
+                row_id=cells.get("row_id") or str(number),
+                suite=cells.get("suite") or "",
+                setup=read_row(row, gpus),
+                tokens_per_second_per_gpu=row.tokens_per_second_per_gpu,
+                peak_memory_gib=row.peak_memory_gib,
+                line=number,
             )
+            _check_speed(run)
+            rows.append(run)
             filled |= dict.fromkeys(name for name, cell in cells.items() if cell)
         except GpufleetError as error:
             refused.append(Refused(line=number, row_id=cells.get("row_id") or "", reason=str(error)))
     return rows, refused, [name for name in filled if name not in (*RunRow.model_fields, *DESCRIPTIVE_COLUMNS)]
+
+
+def _check_speed(run: MeasuredRun) -> None:
+    """Refuse a speed that no GPU has."""
+    setup, case = run.setup, run.setup.case()
+    flops = setup.global_batch * model_flops_per_sample(case)
+    share = flops / run.step_time_s / (setup.gpus * case.rates.peak)
+    if not LEAST_MFU <= share <= 1:
+        raise InvalidInputError(
+            f"tokens_per_second_per_gpu is {run.tokens_per_second_per_gpu:g}: {share:.3g} of the "
+            f"{setup.hardware.gpu.name}'s {setup.recipe.precision} peak (limit: {LEAST_MFU:g} to 1); "
+            f"is it {'of all GPUs together' if share > 1 else 'a row of this model and GPU'}?"
+        )
 
 
 def stack_tables(rows: Sequence[MeasuredRun]) -> StepTable:

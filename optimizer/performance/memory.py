@@ -117,7 +117,7 @@ def memory(x: Case) -> PeakMemory:
     if x.code.fsdp2:
         reduced = np.where(zero2 & several & (x.grad_accum <= 1), sharded * x.gradient_bytes, 0.0)
         if x.model.layers and not x.model.experts:  # spread experts are no part of its units
-            most = kept.saved * np.maximum(first, last)
+            most = kept.saved * first
             units = backward_bytes(x, early=early, saved=most, working=kept.working)
             end = tuple(np.where(x.uses_fully_shard, own, other) for own, other in zip(units, end, strict=True))
             cast = np.where(x.uses_fully_shard, loss_bytes(x), cast)
@@ -169,7 +169,7 @@ def _margin(x: Case) -> Number:
     if x.model.convolutions or x.code.fused_kernels or x.is_t5:
         return UNMEASURED
     share = np.where((x.ranks > 1) & (x.sharding == DDP), DDP_LAYOUTS, ALL_LAYOUTS)
-    share = np.where(x.tensor > 1, np.maximum(share, TENSOR), share)
+    share = np.where(x.tensor > 1, TENSOR, share)
     return np.where(x.pipeline > 1, UNMEASURED, share)
 
 
@@ -227,8 +227,8 @@ def _sample_bytes(x: Case) -> tuple[Number, Number]:
     if profile is None:
         images = x.micro_batch * x.model.activations_per_sample * x.element
         working = CNN_WORKING_32_BIT if x.element > 2.0 else 0.0
-        is_cnn = x.model.activations_per_sample > 0 and not x.model.layers
-        return SAVED_PER_ACTIVATION * images + is_cnn * POOLING_INDICES_BYTES * x.micro_batch, working * images
+        pooling = 0.0 if x.model.layers else POOLING_INDICES_BYTES
+        return SAVED_PER_ACTIVATION * images + pooling * x.micro_batch, working * images
     # FSDP's gathered weights take the place of the profile's copies.
     copies = float(x.model.parameters) * x.element * (x.element == 2.0)
     copied = np.where((x.sharding >= ZERO2) & (x.data > 1), copies, 0.0)

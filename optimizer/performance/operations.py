@@ -89,9 +89,9 @@ def model_flops_per_sample(x: Case) -> float:
     products = 2.0 * x.matrix * x.sample_tokens * (1.0 + x.live_share * (2.0 - x.recipe.tuning.adapts))
     layers = model.layers * (products + scores * (1.0 + 2.0 * x.live_share))
     head = 2.0 * x.sample_head_tokens * x.table_parameters * (2.0 + x.trains_head)
-    if model.profile is not None:
-        return layers + head + model.profile.forward_flops.total + model.profile.backward_flops.total
-    return layers + head + 3.0 * model.flops_per_sample
+    profile = model.profile
+    further = profile.forward_flops.total + profile.backward_flops.total if profile else 3.0 * model.flops_per_sample
+    return layers + head + further
 
 
 def _product_passes(x: Case) -> Number:
@@ -100,7 +100,7 @@ def _product_passes(x: Case) -> Number:
     # last product, unless dropout or a cast to 8 bits reads its output (759 products in a step instead of 787,
     # h200_fp8_202611.md).
     stops = x.code.written_out and not (x.has_dropout or x.recipe.compiled or x.casts_fp8 or x.model.experts)
-    never = stops * x.model.hidden_size * x.model.ffn_size / max(x.matrix, 1.0)
+    never = stops * x.model.hidden_size * x.model.ffn_size / x.matrix
     repeated = np.where(x.checkpointing == SELECTIVE, x.code.selective_recompute, x.repeats * (1.0 - never))
     return 1.0 + x.live_share * (2.0 - x.recipe.tuning.adapts + repeated)
 
@@ -131,8 +131,8 @@ def _products(x: Case) -> Iterator[Operation]:
     by_operators = x.is_t5 if model.gated_mlp else x.causal
     kept = kernels.WRITTEN_GELU_TENSORS * x.residual * x.is_eager * by_operators + x.is_t5 * x.has_dropout
     # MLPerf's adapters keep the gate's inputs in 8 bits (FP8_ACTIVATION, Megatron's activation_func_fp8_input_store).
-    narrows_gate = x.has_fused_fp8 and x.code.nvidia_recipe and x.recipe.tuning.adapts
-    kept = kept + (1.0 if narrows_gate else x.element) * x.gate_inputs + x.input_element
+    gate = 1.0 if x.has_fused_fp8 and x.recipe.tuning.adapts else x.element
+    kept = kept + gate * x.gate_inputs + x.input_element
     yield from product(
         "feed-forward", x.matrix - x.attention_matrix - model.matrices_per_ffn * h * x.routed,
         x.layer_parameters - model.attention_matrix_parameters - x.expert_parameters,
@@ -172,7 +172,7 @@ def _attention(x: Case) -> Iterator[Operation]:
             yield Operation(name="scores in 32 bits", part="attention", count=layers, flops=products, flop_per_s=rate)
         return
     # T5's mask is its bias. A kernel that knows a window leaves out the scores beyond it; PyTorch's gets a mask.
-    has_mask = compiled or (x.code.written_out and x.is_t5)
+    has_mask = compiled or x.is_t5
     parts = [(1.0 - x.windowed * (1.0 - x.seen), has_mask)]
     if x.masked_share:
         parts = [(x.windowed, True), (1.0 - x.windowed, has_mask)]
@@ -253,7 +253,7 @@ def _elementwise(x: Case) -> Iterator[Operation]:
     if model.architecture == "speech" and by_hand:
         # Whisper copies queries, keys and values to the kernel's order, and scales queries apart.
         copied = kernels.COPIED_HEADS * (x.query + 2.0 * x.kv) + kernels.SCALED_QUERIES * x.query
-        yield _row(x, "copies of heads", (1.0, 1.0), element * copied / x.split)
+        yield _row(x, "copies of heads", (1.0, 1.0), element * copied)
     if x.masked_share:
         # PyTorch's attention keeps a mask in each layer with a window, and repeats keys and values there.
         kept = x.masked_share * element * (x.recipe.seq_len + 2.0 * (x.query - x.kv) / x.tensor)
@@ -458,14 +458,13 @@ def host_time(x: Case) -> tuple[Number, Number, Number]:
 def weight_bytes_moved(x: Case) -> Number:
     """Bytes of copies of weights and sums of gradients in a micro-batch."""
     copied: Number = 0.0 if x.casts_fp8 or x.cast_bytes <= 0 else 4.0 + x.cast_bytes
-    if x.code.fsdp2:
-        # FSDP2 copies into and out of its collectives.
-        a_step = 1.0 / x.grad_accum
-        kept = (x.sharding < ZERO2) | x.code.compiles_layers
-        gathers = np.where(x.sharding >= ZERO3, 2.0, np.where(kept, a_step, 1.0))
-        reductions = np.where(x.sharding >= ZERO2, 1.0, a_step)
-        sharded = gathers * kernels.GATHER_COPY + reductions * kernels.REDUCTION_COPY
-        copied = np.where(x.uses_fully_shard, sharded, copied)
+    # FSDP2 copies into and out of its collectives.
+    a_step = 1.0 / x.grad_accum
+    kept = (x.sharding < ZERO2) | x.code.compiles_layers
+    gathers = np.where(x.sharding >= ZERO3, 2.0, np.where(kept, a_step, 1.0))
+    reductions = np.where(x.sharding >= ZERO2, 1.0, a_step)
+    sharded = gathers * kernels.GATHER_COPY + reductions * kernels.REDUCTION_COPY
+    copied = np.where(x.uses_fully_shard, sharded, copied)
     if not x.code.written_out:
         return x.stage_parameters * copied
     # Autograd sums micro-batches' gradients: two reads and a write; FSDP sums only the rank's shard.

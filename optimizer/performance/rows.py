@@ -31,7 +31,6 @@ from optimizer.performance.setups import (
     default_sharding,
     find_gpu,
 )
-from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Graphs, Grid
 from optimizer.workload.model import BiasesAndNorms, ModelSpec, build_model, check_shape
 from optimizer.workload.presets import presets
@@ -333,7 +332,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         checkpointing=types.CHECKPOINTINGS.index(row.activation_checkpointing),
     )
     hardware = build_hardware(gpu, per_node, row.network_gbit_per_s_per_node)
-    setup = Setup(model=model, recipe=recipe, hardware=hardware, grid=grid, gpus=row.gpus)
+    setup = Setup(model=model, recipe=recipe, hardware=hardware, grid=grid)
     return replace(setup, recipe=replace(recipe, graphs=_graphs(row, setup)))
 
 
@@ -396,7 +395,7 @@ def estimate_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu], calibration: C
     try:
         setup = read_row(Row.read(row), gpus)
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow gives the row an error below
-            estimates = estimate_case(setup.case(), setup.coefficients(calibration))
+            estimates = setup.estimate(calibration)
     except GpufleetError as error:
         return result | {"error": "; ".join(" ".join(line.split()) for line in str(error).splitlines())}
     speed = float(estimates.tokens_per_second) / setup.gpus

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from bootstrap.contract.fine_tuning import PURE, FineTuning
 from optimizer.contract.errors import InvalidInputError
@@ -19,7 +16,8 @@ from optimizer.performance.confidence import SPLITS, speed_source
 from optimizer.performance.fine_tuning import check_fine_tuning
 from optimizer.performance.frameworks import check_framework, framework_name
 from optimizer.performance.legality import check_legal, check_precision
-from optimizer.performance.types import Grid, Hardware, Recipe, RecipePrecision
+from optimizer.performance.table import estimate_case
+from optimizer.performance.types import Estimates, Grid, Hardware, Recipe, RecipePrecision
 from optimizer.workload.model import ModelSpec
 
 USUAL_SEQ_LEN = 2048
@@ -42,16 +40,25 @@ class Setup:
     recipe: Recipe
     hardware: Hardware
     grid: Grid
-    gpus: int
 
     def __post_init__(self) -> None:
         """Refuse an illegal configuration."""
         check_legal(self.model, self.recipe, self.grid)
 
     @property
+    def gpus(self) -> int:
+        """GPUs of all nodes."""
+        return int(self.grid.data * self.grid.tensor * self.grid.pipeline * self.grid.context)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one optimizer step."""
+        return int(self.grid.data * self.grid.micro_batch * self.grid.grad_accum)
+
+    @property
     def pipelines(self) -> bool:
         """Tell if a pipeline's stages are on several nodes."""
-        return bool(np.asarray(self.grid.pipeline) > 1) and bool(np.asarray(self.grid.nodes) > 1)
+        return bool(self.grid.pipeline > 1 and self.grid.nodes > 1)
 
     def case(self) -> Case:
         """Build the case that operations and memory follow from."""
@@ -61,11 +68,14 @@ class Setup:
         """Look up the fitted numbers."""
         return calibration.coefficients(self.hardware.gpu, self.recipe)
 
+    def estimate(self, calibration: Calibration) -> Estimates:
+        """Estimate the configuration."""
+        return estimate_case(self.case(), self.coefficients(calibration))
+
     def speed_source(self, calibration: Calibration) -> tuple[Residual, str]:
         """The error of the speed, and its source in words."""
-        nodes = math.ceil(self.gpus / self.hardware.gpus_per_node)
         splits = [name for name in SPLITS if getattr(self.grid, name) > 1]
-        return speed_source(calibration, self.model, self.recipe, self.hardware, nodes, splits)
+        return speed_source(calibration, self.model, self.recipe, self.hardware, self.grid.nodes, splits)
 
 
 def build_recipe(

@@ -25,7 +25,6 @@ from optimizer.performance.operations import (
 )
 from optimizer.performance.types import DDP, ZERO1, ZERO3, Estimates, Floats, Grid, Number
 
-_NO_TIME_S = 1e-12  # of a stage without work
 # Between the longer of GPU and host time (power infinity) and their sum (power 1).
 _OVERLAP_POWER = 2.5
 
@@ -141,7 +140,7 @@ def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
 
     # A stage that is nearly all arithmetic is slower at the power limit.
     arithmetic = work["matmul"] + work["attention"]
-    dense = (arithmetic * t.last_share + work["head"]) / np.maximum(with_head, _NO_TIME_S)
+    dense = (arithmetic * t.last_share + work["head"]) / with_head
     over = np.maximum(0.0, dense - kernels.THROTTLED_FROM) / (1.0 - kernels.THROTTLED_FROM)
     slower = t.rates.throttling * over**kernels.THROTTLING_POWER
     stage = stage + slower * arithmetic * t.share
@@ -163,7 +162,7 @@ def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
     room = np.where(t.gathers_all_along > 0, last, backward)
     hidden = (1.0 - always) * sent["data"]
     shown = always * sent["data"] + np.maximum(0.0, hidden - room)
-    left = np.maximum(0.0, np.minimum(room, backward) - hidden)
+    left = np.maximum(0.0, backward - hidden)
     shown_a_step = always * step_s + np.maximum(0.0, (1.0 - always) * step_s - left)
     busy = t.micro_batches * share
 

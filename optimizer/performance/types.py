@@ -136,18 +136,18 @@ class Grid:
         grad_accum: forward passes of one optimizer step.
     """
 
-    nodes: npt.ArrayLike
-    data: npt.ArrayLike
-    tensor: npt.ArrayLike = 1
-    pipeline: npt.ArrayLike = 1
-    context: npt.ArrayLike = 1
-    expert: npt.ArrayLike = 1
-    sequence_parallel: npt.ArrayLike | None = None
-    virtual_stages: npt.ArrayLike = 1
-    sharding: npt.ArrayLike = ZERO3
-    micro_batch: npt.ArrayLike = 1
-    grad_accum: npt.ArrayLike = 1
-    checkpointing: npt.ArrayLike = NONE
+    nodes: Any
+    data: Any
+    tensor: Any = 1
+    pipeline: Any = 1
+    context: Any = 1
+    expert: Any = 1
+    sequence_parallel: Any = None
+    virtual_stages: Any = 1
+    sharding: Any = ZERO3
+    micro_batch: Any = 1
+    grad_accum: Any = 1
+    checkpointing: Any = NONE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

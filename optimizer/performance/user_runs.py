@@ -14,11 +14,7 @@ from optimizer.contract.hardware import Gpu, InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.fit import adapt, left_out_errors, residuals
 from optimizer.performance.measured_runs import DESCRIPTIVE_COLUMNS, MeasuredRun, Refused, log_errors, throughput_error
-from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Floats
-
-# Least MFU of a run of a few tokens; the lowest of the shipped rows is 1%.
-LEAST_MFU = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +26,8 @@ class CalibrationReport:
     """
 
     calibration: Calibration
-    rows: list[MeasuredRun]
-    refused: list[Refused]
+    rows: Sequence[MeasuredRun]
+    refused: Sequence[Refused]
     errors: dict[str, Floats]
     left_out_by: str
 
@@ -40,51 +36,30 @@ def calibrate(
     rows: Sequence[MeasuredRun], refused: Sequence[Refused], base: Calibration, *, origin: str
 ) -> CalibrationReport:
     """Fit a calibration to ``rows`` of ``origin``, from ``base``."""
-    usable, impossible = _possible(rows, base)
-    refused = sorted([*refused, *impossible], key=lambda refusal: refusal.line)
-    if not usable:
+    if not rows:
         first = f"; line {refused[0].line}: {refused[0].reason.splitlines()[0]}" if refused else ""
         raise InvalidInputError(
             f"{origin} holds {counted(0, 'run')} that can be used and {len(refused)} that cannot{first}",
             limit="at least 1",
             next_step="gpufleet calibrate --template prints the columns and an example",
         )
-    left_out = left_out_errors(usable, lambda train: adapt(train, base))
+    left_out = left_out_errors(rows, lambda train: adapt(train, base))
     update = {
-        "residuals": residuals(usable, left_out, base),
-        "rows": base.rows + len(usable),
-        "source": f"your {counted(len(usable), 'measured run')} ({origin}), on top of {base.source}",
+        "residuals": residuals(rows, left_out, base),
+        "rows": base.rows + len(rows),
+        "source": f"your {counted(len(rows), 'measured run')} ({origin}), on top of {base.source}",
         "as_of": datetime.now(UTC).date(),
     }
-    calibration = adapt(usable, base).model_copy(update=update)
-    log_error = {"before": log_errors(usable, base), "after": log_errors(usable, calibration), "left_out": left_out}
-    models = {(row.suite, row.setup.model.name) for row in usable}
+    calibration = adapt(rows, base).model_copy(update=update)
+    log_error = {"before": log_errors(rows, base), "after": log_errors(rows, calibration), "left_out": left_out}
+    models = {(row.suite, row.setup.model.name) for row in rows}
     return CalibrationReport(
         calibration=calibration,
-        rows=usable,
+        rows=rows,
         refused=refused,
         errors={when: throughput_error(error) for when, error in log_error.items()},
         left_out_by="model" if len(models) > 1 else "run",
     )
-
-
-def _possible(rows: Sequence[MeasuredRun], base: Calibration) -> tuple[list[MeasuredRun], list[Refused]]:
-    """Part off the rows whose speed no GPU has."""
-    possible, refused = [], []
-    for row in rows:
-        # MFU x step time does not depend on the calibration.
-        estimates = estimate_case(row.setup.case(), row.setup.coefficients(base))
-        share = float(estimates.mfu * estimates.step_time_s) / row.step_time_s
-        if LEAST_MFU <= share <= 1:
-            possible.append(row)
-            continue
-        reason = (
-            f"tokens_per_second_per_gpu is {row.tokens_per_second_per_gpu:g}: {share:.3g} of the "
-            f"{row.setup.hardware.gpu.name}'s {row.setup.recipe.precision} peak (limit: {LEAST_MFU:g} to 1); "
-            + ("is it of all GPUs together?" if share > 1 else "is it a row of this model and GPU?")
-        )
-        refused.append(Refused(line=row.line, row_id=row.row_id, reason=reason))
-    return possible, refused
 
 
 # Columns that may differ between two measurements of one layout.

@@ -25,7 +25,6 @@ from optimizer.performance.calibration import Calibration, load
 from optimizer.performance.fit import adapt, left_out_errors
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, throughput_error
 from optimizer.performance.rows import Row, read_row
-from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Bools, Floats
 from tests.benchmarks.many_nodes import Judged, left_out
 from tests.benchmarks.many_nodes import runs as nanotron_runs
@@ -137,7 +136,7 @@ def ran_out_of_memory(
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     setups = [read_row(Row.read(row), gpus) for row in rows]
-    fits = np.array([estimate_case(s.case(), s.coefficients(calibration)).fits for s in setups])
+    fits = np.array([setup.estimate(calibration).fits for setup in setups])
     counts: dict[str, tuple[int, list[str]]] = {}
     for row, fit_ in zip(rows, fits, strict=True):
         count, wrong = counts.get(row["allocator"], (0, []))

@@ -16,7 +16,6 @@ from optimizer.performance.calibration import load
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.operations import model_flops_per_sample
 from optimizer.performance.setups import Setup, build_hardware, build_recipe, find_gpu
-from optimizer.performance.table import estimate_case
 from optimizer.performance.types import DDP, ZERO3, Estimates, Grid
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
@@ -41,13 +40,11 @@ def _setup(
         recipe=build_recipe(model, seq_len=2048, framework=framework, tuning=tuning or FineTuning(), **recipe),
         hardware=build_hardware(h200, 8, None),
         grid=Grid(nodes=1, data=gpus, micro_batch=2, checkpointing=2, sharding=sharding),
-        gpus=gpus,
     )
 
 
 def _estimate(model: ModelSpec = LLAMA, **settings: Any) -> Estimates:
-    setup = _setup(model, **settings)
-    return estimate_case(setup.case(), setup.coefficients(load()))
+    return _setup(model, **settings).estimate(load())
 
 
 LORA, QLORA = FineTuning(method="lora"), FineTuning(method="qlora")
@@ -141,4 +138,4 @@ def test_attention_of_a_mixture_has_adapters_over_a_16_bit_base(name: str) -> No
 def test_tensor_ranks_have_no_adapters() -> None:
     setup = _setup(tuning=LORA)
     with pytest.raises(InvalidInputError, match="tensor is 2"):
-        replace(setup, grid=Grid(nodes=1, data=1, tensor=2, sharding=DDP), gpus=2)
+        replace(setup, grid=Grid(nodes=1, data=1, tensor=2, sharding=DDP))
