@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from bootstrap.contract.measured import FOLDER, MeasuredRow
+from bootstrap.contract.measured import FOLDER
 from optimizer.aws import clients, errors
 from optimizer.aws.training import read_measured
 from optimizer.catalog import load as load_catalog
@@ -22,7 +22,7 @@ from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
 from optimizer.performance.calibration import load
-from optimizer.performance.measured_runs import RUNS, read_usable_runs, usable_runs
+from optimizer.performance.measured_runs import RUNS, cells_of, newest_by_layout, read_usable_runs, usable_runs
 
 if TYPE_CHECKING:
     from optimizer.performance.user_runs import CalibrationReport
@@ -96,7 +96,7 @@ def command(
             raise InvalidInputError(f"--out is {out}, the runs themselves", limit="another file")
         if not out.is_file():  # a device or a pipe would be replaced by a file
             raise InvalidInputError(f"--out is {out}, no regular file", next_step="leave --out away to write nothing")
-    from optimizer.performance.user_runs import calibrate, cells_of, newest_by_layout  # help needs no scipy
+    from optimizer.performance.user_runs import calibrate  # help needs no scipy
 
     with patience("fitting the speed model"):
         if runs:
@@ -105,13 +105,8 @@ def command(
             if str(runs) != "-":
                 origin = f"{runs.name}, sha256 {hashlib.sha256(runs.read_bytes()).hexdigest()[:12]}"
         else:
-            file = read_stack(stack, directory)
-            measured = newest_by_layout(_read_rows(file))
-            instance_types = {instance.name: instance for instance in load_catalog().instance_types}
-            cells = [cells_of(row, gpu_table(), instance_types.get(row.instance_type)) for row in measured]
+            cells, origin = _read_cells(read_stack(stack, directory))
             rows, refused, unread = usable_runs(enumerate(cells, start=1), gpu_table())
-            days = [row.at for row in measured]
-            origin = f"stack {file.stack}, measured {min(days):%Y-%m-%d} to {max(days):%Y-%m-%d}"
         report = calibrate(rows, refused, load(), origin=origin)
     if out is not None:
         text, target = report.calibration.model_dump_json(indent=2) + "\n", out.resolve()  # a link stays
@@ -119,6 +114,16 @@ def command(
             replace_file(target, lambda file: file.write(text))
         except OSError as error:
             raise GpufleetError(f"{target} cannot be written: {error}", next_step="give another --out") from error
+    _print(report, unread, out, output_format)
+    _remark(report, unread)
+    if out is None:
+        say("nothing written: --out FILE keeps the calibration", err=True)
+    else:
+        say(f"{out} written; gpufleet recommend --calibration {out} uses it", err=True)
+
+
+def _print(report: CalibrationReport, unread: list[str], out: Path | None, output_format: str) -> None:
+    """Print the errors of the runs and of their groups."""
     runs_table, groups = _tabulate_runs(report), _tabulate_groups(report)
     if output_format == "csv":
         write_csv(runs_table, list(runs_table[0]))
@@ -138,15 +143,10 @@ def command(
         write_text(f"error of predicted throughput, runs: {len(report.rows)} (a bias above 0: predicted too fast)")
         write_table(groups, COLUMNS)
         write_text(f"left out: predicted by a fit that never saw the row's {report.left_out_by}")
-    _remark(report, unread)
-    if out is None:
-        say("nothing written: --out FILE keeps the calibration", err=True)
-    else:
-        say(f"{out} written; gpufleet recommend --calibration {out} uses it", err=True)
 
 
-def _read_rows(file: StackFile) -> list[MeasuredRow]:
-    """Read all rows of a stack; DataMissingError without one."""
+def _read_cells(file: StackFile) -> tuple[list[dict[str, Any]], str]:
+    """Read the newest row of each layout of a stack as cells, with their origin; DataMissingError without a row."""
     names = resolve_names(file)
     place = f"s3://{names.bucket}/{names.checkpoint_prefix}/{FOLDER}"
     hint = f"gpufleet status --stack {file.stack} tells what the credentials may read"
@@ -160,7 +160,11 @@ def _read_rows(file: StackFile) -> list[MeasuredRow]:
             why="the reference trainer writes one after its first steps; code of your own writes none",
             next_step=f"gpufleet status --stack {file.stack}; for code of your own: gpufleet calibrate --template",
         )
-    return runs.rows
+    measured = newest_by_layout(runs.rows)
+    instance_types = {instance.name: instance for instance in load_catalog().instance_types}
+    cells = [cells_of(row, gpu_table(), instance_types.get(row.instance_type)) for row in measured]
+    days = [row.at for row in measured]
+    return cells, f"stack {file.stack}, measured {min(days):%Y-%m-%d} to {max(days):%Y-%m-%d}"
 
 
 def _tabulate_runs(report: CalibrationReport) -> list[dict[str, Any]]:

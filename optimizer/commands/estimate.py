@@ -49,7 +49,7 @@ from optimizer.performance.setups import (
     find_gpu,
     positions_note,
 )
-from optimizer.performance.table import explain, reserve_gib
+from optimizer.performance.table import explain
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware
 from optimizer.search.problem import find_reach
 from optimizer.workload.presets import presets
@@ -230,7 +230,7 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
     """Estimate one configuration: the JSON object that the command prints."""
     setup, hardware = _read_setup(flags)
     estimates = setup.estimate(calibration)
-    reserve = {part: float(value) for part, value in reserve_gib(estimates).items()}
+    reserve = {part: float(value) for part, value in estimates.reserve_gib.items()}
     speed = float(estimates.tokens_per_second)
     residual, source = setup.speed_source(calibration)
     band = math.exp(residual.relative_error)

@@ -10,14 +10,12 @@ from typing import Any
 
 import click
 
-from bootstrap.contract.state import ControllerState
-from optimizer.aws import clients, control, errors
 from optimizer.catalog import Catalog, load
 from optimizer.catalog.learned import read_learned
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, keep_events, learned_file
 from optimizer.commands.options import directory_option
 from optimizer.commands.output import format_option, say, write_notes, write_rows
-from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
+from optimizer.commands.stack_file import read_stack, read_state, resolve_names
 from optimizer.contract.errors import DataMissingError, GpufleetError
 from optimizer.contract.hardware import LearnedPool
 from optimizer.economics.interruption import event_weight
@@ -62,7 +60,8 @@ def learn(stack: str | None, directory: Path, output_format: str) -> None:
       gpufleet catalog learn dev
     """
     file = read_stack(stack, directory)
-    place, state = _read_state(file)
+    names = resolve_names(file)
+    place, state = f"s3://{names.bucket}/{names.control_prefix}/state.json", read_state(names)
     if state is None or not state.capacity:
         raise DataMissingError(
             f"{place} is missing" if state is None else f"{place} holds no capacity events",
@@ -110,12 +109,3 @@ def pool_rows(catalog: Catalog, pools: Sequence[LearnedPool]) -> list[dict[str, 
             }
         )
     return rows
-
-
-def _read_state(file: StackFile) -> tuple[str, ControllerState | None]:
-    """Read a stack's state, with its place."""
-    names = resolve_names(file)
-    place = f"s3://{names.bucket}/{names.control_prefix}/state.json"
-    hint = f"gpufleet status --stack {file.stack} tells what the credentials may read"
-    with errors.explained(f"{place} cannot be read", next_step=hint):
-        return place, control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)

@@ -6,7 +6,6 @@ What follows from model, recipe and hardware is a number; a layout's columns are
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import fields
 from typing import Any, Self
 
 import numpy as np
@@ -104,16 +103,15 @@ class Case:
         self._read_recipe()
         self._read_bytes()
         self.rates = Rates(model, recipe, self.code, hardware)
-        columns = {field.name: getattr(grid, field.name) for field in fields(Grid)}
-        if grid.sequence_parallel is None:
-            columns["sequence_parallel"] = self.code.splits_sequence
+        split = self.code.splits_sequence if grid.sequence_parallel is None else grid.sequence_parallel
+        columns = vars(grid) | {"sequence_parallel": split}
         self._lay_out({name: np.asarray(value, dtype=np.float64) for name, value in columns.items()})
 
     def moved(self, *, rates: Rates | None = None, **columns: Floats) -> Self:
         """Build the same case with other columns of the layout, and other rates."""
         own = copy(self)
         own.rates = rates or self.rates
-        own._lay_out({name: getattr(self, name) for name in (field.name for field in fields(Grid))} | columns)
+        own._lay_out(self.columns | columns)
         return own
 
     def _read_layer(self) -> None:
@@ -146,9 +144,9 @@ class Case:
         # input, an encoder's queries, keys and values.
         self.input_casts = 2.0 * (model.architecture == "encoder")
         self.sublayers = 1.0  # attentions and feed-forward blocks, over a plain layer's two
-        # Share of the layers whose window is shorter than the sequence, and of causal scores in such a window.
+        # Share of the layers whose window is shorter than the sequence, and of causal scores that windows leave.
         self.windowed = model.windowed_layers / max(1, model.layers) if window < 1.0 else 0.0
-        self.seen = window * (2.0 - window)
+        self.seen = 1.0 - self.windowed * (1.0 - window * (2.0 - window))
         self.causal = model.architecture == "decoder"
         if not model.encoder_layers:
             return
@@ -188,9 +186,10 @@ class Case:
         # compiler one for attention that is not causal and drops.
         grouped = self.kv < self.query and self.sublayers <= 1.0
         lacks_kernel |= code.written_out and self.element > 2.0 and grouped
-        compiled = code.written_out and recipe.compiled and not code.compiles_layers
+        self.compiles_whole = code.written_out and recipe.compiled and not code.compiles_layers
+        self.by_hand = not (code.fused_kernels or recipe.compiled)  # several kernels where one would do
         self.has_dropout = code.dropout and model.has_dropout
-        lacks_kernel |= compiled and not self.causal and self.has_dropout
+        lacks_kernel |= self.compiles_whole and not self.causal and self.has_dropout
         self.has_flash = recipe.attention == "flash" and not lacks_kernel
         # Gemma's norms, two a sublayer, stay written out (bootstrap/trainer/kernels.py).
         self.has_fused_norms = code.fused_norms and model.norms_per_layer == 2
@@ -268,7 +267,7 @@ class Case:
 
     def _lay_out(self, columns: dict[str, Number]) -> None:
         """Set the columns of the layouts, and what follows from them."""
-        model, code = self.model, self.code
+        model, code, self.columns = self.model, self.code, columns
         self.nodes, self.data, self.tensor = (columns[name] for name in ("nodes", "data", "tensor"))
         self.pipeline, self.context, self.expert = (columns[name] for name in ("pipeline", "context", "expert"))
         self.sequence_parallel, self.virtual_stages = columns["sequence_parallel"], columns["virtual_stages"]
@@ -292,18 +291,7 @@ class Case:
         balanced = np.maximum(np.floor(self.stage_layers - head), 0.0)
         self.last_stage_layers: Number = np.where(pipeline > 1, balanced, self.stage_layers)
         self.stage_mixtures: Number = np.minimum(self.stage_layers, model.mixture_layers)
-        # Tensor ranks that share one expert: 1 where experts are spread over tensor ranks too (Megatron).
-        self.expert_slices: Number = np.where(self.expert > self.data, 1.0, tensor)
-        # Parameters of one layer on one tensor rank; of a mixture not of a dense layer.
-        experts = self.expert_parameters / self.expert / self.expert_slices
-        self.rank_layer_parameters: Number = (self.layer_parameters - self.expert_parameters) / tensor + experts
-        self.rank_experts: Number = self.stage_mixtures * experts  # of a stage's experts on one rank
-        # Parameters of the fullest rank's stage, tensor slice and experts, before sharding over data ranks, and where
-        # these share all of them with all experts.
-        self.stage_parameters: Number = self._stage_parameters(self.rank_layer_parameters)
-        self.shard_parameters: Number = self._stage_parameters(self.layer_parameters / tensor) / self.ranks
-        # Parameters that the fullest rank's optimizer updates.
-        self.updated_parameters: Number = np.where(self.sharding >= ZERO1, self.shard_parameters, self.stage_parameters)
+        self._count_parameters()
         # States that torch's ``fully_shard`` shards.
         self.uses_fully_shard = (code.fsdp2 > 0) & (self.sharding >= code.fsdp2) & (self.ranks > 1)
         # Hugging Face's modules under FSDP2 or the trainer's tensor parallelism: 16 bits, no autocast.
@@ -331,6 +319,22 @@ class Case:
         self.dispatched: Number = self.expert_element * model.hidden_size * rows
         # Ranks of a node, which share its network.
         self.local: Number = np.minimum(self.ranks * tensor * pipeline / self.nodes, self.rates.gpus_per_node)
+
+    def _count_parameters(self) -> None:
+        """Set the parameters that a rank holds and updates."""
+        tensor = self.tensor
+        # Tensor ranks that share one expert: 1 where experts are spread over tensor ranks too (Megatron).
+        self.expert_slices: Number = np.where(self.expert > self.data, 1.0, tensor)
+        # Parameters of one layer on one tensor rank; of a mixture not of a dense layer.
+        experts = self.expert_parameters / self.expert / self.expert_slices
+        self.rank_layer_parameters: Number = (self.layer_parameters - self.expert_parameters) / tensor + experts
+        self.rank_experts: Number = self.stage_mixtures * experts  # of a stage's experts on one rank
+        # Parameters of the fullest rank's stage, tensor slice and experts, before sharding over data ranks, and where
+        # these share all of them with all experts.
+        self.stage_parameters: Number = self._stage_parameters(self.rank_layer_parameters)
+        self.shard_parameters: Number = self._stage_parameters(self.layer_parameters / tensor) / self.ranks
+        # Parameters that the fullest rank's optimizer updates.
+        self.updated_parameters: Number = np.where(self.sharding >= ZERO1, self.shard_parameters, self.stage_parameters)
 
     def _stage_parameters(self, layer: Number) -> Number:
         """Parameters of the fullest stage, which has one table: the first the embedding, the last the projection."""

@@ -49,28 +49,7 @@ def _rules(m: ModelSpec, recipe: Recipe, x: dict[str, Ints]) -> Iterator[Rule]:
     copies_heads = is_megatron & (tensor % max(1, m.kv_heads) == 0)
     yield divides("tensor", "kv_heads", "key-value heads", "tensor ranks have whole ones", copies_heads)
     yield divides("tensor", "ffn_size", "feed-forward width", "each tensor rank has an equal slice of it")
-    yield (
-        "pipeline", (pipeline == 1) | (pipeline <= m.layers), lambda: f"{m.layers}, the layers of {m.name}",
-        "each stage has at least one layer",
-    )  # fmt: skip
-    yield (
-        "virtual_stages",
-        # Megatron counts embedding and loss as layers (account_for_embedding_in_pipeline_split and _for_loss_).
-        (chunks == 1) | (pipeline * chunks <= m.layers + 2 * is_megatron),
-        lambda: f"{m.layers // int(pipeline)}: {m.layers} layers over {pipeline} stages",
-        "each chunk of a stage has at least one layer",
-    )
-    yield (
-        "virtual_stages", (chunks == 1) | (pipeline > 1), lambda: "1 without pipeline parallelism",
-        "chunks interleave the stages of a pipeline",
-    )  # fmt: skip
-    yield (
-        "grad_accum",
-        # Megatron's groups may be other than the stages (microbatch_group_size_per_vp_stage).
-        (chunks == 1) | is_megatron | (grad_accum % pipeline == 0),
-        lambda: f"a multiple of {pipeline}, the pipeline stages",
-        "the interleaved schedule runs micro-batches in groups of as many as there are stages (arXiv:2104.04473, 2.2)",
-    )
+    yield from _stage_rules(m, is_megatron, pipeline, chunks, grad_accum)
     yield (
         "context",
         (context == 1) | (recipe.seq_len % (2 * context) == 0),
@@ -103,6 +82,31 @@ def _rules(m: ModelSpec, recipe: Recipe, x: dict[str, Ints]) -> Iterator[Rule]:
         for name in ("tensor", "pipeline", "expert"):
             why = "frozen layers, 4-bit weights and the reference trainer's adapters are not split"
             yield name, x[name] == 1, lambda: "1 where a part of the model trains", why
+
+
+def _stage_rules(m: ModelSpec, is_megatron: bool, pipeline: Ints, chunks: Ints, grad_accum: Ints) -> Iterator[Rule]:
+    yield (
+        "pipeline", (pipeline == 1) | (pipeline <= m.layers), lambda: f"{m.layers}, the layers of {m.name}",
+        "each stage has at least one layer",
+    )  # fmt: skip
+    yield (
+        "virtual_stages",
+        # Megatron counts embedding and loss as layers (account_for_embedding_in_pipeline_split and _for_loss_).
+        (chunks == 1) | (pipeline * chunks <= m.layers + 2 * is_megatron),
+        lambda: f"{m.layers // int(pipeline)}: {m.layers} layers over {pipeline} stages",
+        "each chunk of a stage has at least one layer",
+    )
+    yield (
+        "virtual_stages", (chunks == 1) | (pipeline > 1), lambda: "1 without pipeline parallelism",
+        "chunks interleave the stages of a pipeline",
+    )  # fmt: skip
+    yield (
+        "grad_accum",
+        # Megatron's groups may be other than the stages (microbatch_group_size_per_vp_stage).
+        (chunks == 1) | is_megatron | (grad_accum % pipeline == 0),
+        lambda: f"a multiple of {pipeline}, the pipeline stages",
+        "the interleaved schedule runs micro-batches in groups of as many as there are stages (arXiv:2104.04473, 2.2)",
+    )
 
 
 def legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> Bools:

@@ -1,4 +1,4 @@
-"""Measured runs: read the rows of a table, and predict them."""
+"""Measured runs: read the rows of a table or of a stack, and predict them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from bootstrap.contract.measured import MeasuredRow
 from optimizer.contract.errors import GpufleetError, InvalidInputError
-from optimizer.contract.hardware import Gpu
+from optimizer.contract.hardware import Gpu, InstanceType
 from optimizer.performance.calibration import Calibration, Coefficients
 from optimizer.performance.operations import model_flops_per_sample
 from optimizer.performance.rows import Real, Row, read_row, read_table
@@ -126,3 +127,27 @@ def log_errors(rows: Sequence[MeasuredRun], calibration: Calibration) -> Floats:
 def throughput_error(log_error: Floats) -> Floats:
     """Convert log(predicted / measured) step time to the relative error of throughput."""
     return np.asarray(np.exp(-log_error) - 1)
+
+
+# Columns that may differ between two measurements of one layout.
+MEASUREMENTS = (*DESCRIPTIVE_COLUMNS, "tokens_per_second_per_gpu", "peak_memory_gib")
+
+
+def newest_by_layout(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
+    """Keep the newest row of each model, layout and hardware: repeats share most of their error."""
+    newest: dict[tuple[tuple[str, Any], ...], MeasuredRow] = {}
+    for row in sorted(rows, key=lambda row: row.at):
+        key = tuple((name, value) for name, value in row.columns().items() if name not in MEASUREMENTS)
+        newest[*key, ("instance_type", row.instance_type)] = row
+    return list(newest.values())
+
+
+def cells_of(row: MeasuredRow, gpus: Mapping[str, Gpu], instance: InstanceType | None) -> dict[str, Any]:
+    """Cells of a row of a stack, with the GPU and network of its type where the catalog knows the type."""
+    same_name = [gpu for gpu in gpus.values() if gpu.name == row.gpu]
+    nearest = min(same_name, key=lambda gpu: abs(gpu.memory_gib - row.gpu_memory_gib), default=None)
+    gpu = instance.gpu if instance else nearest
+    return row.columns() | {
+        "gpu": gpu.key if gpu else row.gpu,
+        "network_gbit_per_s_per_node": instance.network_gbit_per_s if instance else None,
+    }

@@ -88,22 +88,13 @@ def memory(x: Case) -> PeakMemory:
     gradients = np.where(zero2, sharded, held) * x.gradient_bytes
     reducing = np.where(zero2, layer * x.gradient_bytes, 0.0)
     buckets = np.where((x.sharding <= ZERO1) & np.logical_not(keeps_whole) & several, held * x.bucket_bytes, 0.0)
-    kept = activation_bytes(x)
+    kept, logits = activation_bytes(x), logits_bytes(x)
     # Micro-batches whose activations the first and the last stage keep: 1F1B and interleaving (arXiv:2104.04473, 2.2;
     # arXiv:2205.05198, section 4.2.3).
     waiting = np.minimum(x.pipeline, x.grad_accum)
     chunked = np.where(x.virtual_stages > 1, (x.pipeline - 1.0) / (x.pipeline * x.virtual_stages), 0.0)
     first, last = waiting * (1.0 + chunked), ((x.virtual_stages - 1.0) * waiting + 1.0) / x.virtual_stages
-    logits = logits_bytes(x)
-    # Recomputed layers make autocast's copies again, before or after the logits' gradient exists. 32-bit experts have
-    # no copy, and torchao keeps none of a layer's weights (h200_fp8_202611.md).
-    head = np.minimum(x.table_parameters / x.tensor, held)
-    wide = np.where(x.experts_in_32_bits, x.rank_experts, 0.0)
-    again = np.maximum((held - head) * x.cast_bytes - logits / 6.0, 0.0)
-    again = 0.0 if x.casts_fp8 else np.maximum(again - wide * x.cast_bytes, 0.0)
-    narrow = head if x.casts_fp8 else held - wide
-    copied = np.where(x.checkpointing == FULL, head * x.cast_bytes + again, narrow * x.cast_bytes)
-    copies = np.where(gathers_all, held * x.element, copied) + held * x.cached_bytes
+    copies = np.where(gathers_all, held * x.element, _cast_bytes(x, logits)) + held * x.cached_bytes
     cast = np.where(zero3 & several, GATHERED_LAYERS * layer * (x.element + x.cached_bytes), copies)
     # The fuller stage: the first, or the last with its logits.
     last_is_fuller = (last - first) * kept.saved + np.maximum(logits - kept.working, 0.0) >= 0
@@ -117,25 +108,16 @@ def memory(x: Case) -> PeakMemory:
     if x.code.fsdp2:
         reduced = np.where(zero2 & several & (x.grad_accum <= 1), sharded * x.gradient_bytes, 0.0)
         if x.model.layers and not x.model.experts:  # spread experts are no part of its units
-            most = kept.saved * first
-            units = backward_bytes(x, early=early, saved=most, working=kept.working)
+            units = backward_bytes(x, early=early, saved=kept.saved * first, working=kept.working)
             end = tuple(np.where(x.uses_fully_shard, own, other) for own, other in zip(units, end, strict=True))
             cast = np.where(x.uses_fully_shard, loss_bytes(x), cast)
-    widened: Number = 0.0
-    if x.recipe.tuning.four_bit:  # the largest 4-bit weight
-        widened = x.element * x.model.hidden_size * max(x.model.ffn_size, x.query) / x.tensor
-    streams = GROUPED_STREAMS if x.model.experts and not x.recipe.loops_experts else 0.0
-    fused = (1.0 + streams) * (x.recipe.framework in MEGATRON)
     final, activations, gathered = end
     at_loss, at_end = early + saved + np.maximum(logits, kept.working) + cast, final + activations + gathered
     is_loss, most = at_loss >= at_end, np.maximum(at_loss, at_end)
     weights = np.where(zero3 | gathers_all, sharded, held) * x.weight_bytes
     own_states = np.where(zero1, sharded * np.minimum(x.recipe.optimizer_instances, x.ranks), held)
-    optimizer = own_states * (x.optimizer_bytes + x.master_bytes)
-    workspace = WORKSPACE_BYTES + widened + fused * x.rates.product_workspace
+    optimizer, workspace = own_states * (x.optimizer_bytes + x.master_bytes), _workspace_bytes(x)
     peak = weights + optimizer + buckets + most + workspace
-    groups = 1.0 * (x.ranks > 1) + (x.tensor > 1) + (x.pipeline > 1) + (x.context > 1) + (x.expert > 1)
-    peers = np.minimum(np.minimum(x.expert, x.rates.gpus_per_node), MEASURED_PEERS) - 1.0
     return PeakMemory(
         parts={
             "weights": weights + np.where(is_loss, cast, gathered),
@@ -149,8 +131,38 @@ def memory(x: Case) -> PeakMemory:
         peak=peak,
         # A router that nobody forces to balance fills experts above their mean.
         p95=peak * (1.0 + _margin(x)) + np.maximum(at_loss + reduced - most, 0.0) + saved * kept.uneven,
-        nccl=groups * NCCL_BYTES + peers * ALL_TO_ALL_BYTES_PER_PEER,
+        nccl=_nccl_bytes(x),
     )
+
+
+def _cast_bytes(x: Case, logits: Number) -> Number:
+    """Bytes of autocast's copies of the weights at the loss."""
+    # Recomputed layers make autocast's copies again, before or after the logits' gradient exists. 32-bit experts have
+    # no copy, and torchao keeps none of a layer's weights (h200_fp8_202611.md).
+    held, head = x.stage_parameters, np.minimum(x.table_parameters / x.tensor, x.stage_parameters)
+    wide = np.where(x.experts_in_32_bits, x.rank_experts, 0.0)
+    if x.casts_fp8:
+        return head * x.cast_bytes
+    again = np.maximum((held - head) * x.cast_bytes - logits / 6.0, 0.0)
+    again = np.maximum(again - wide * x.cast_bytes, 0.0)
+    return np.where(x.checkpointing == FULL, head * x.cast_bytes + again, (held - wide) * x.cast_bytes)
+
+
+def _workspace_bytes(x: Case) -> Number:
+    """Bytes that kernels work in, with the largest 4-bit weight, widened."""
+    widened: Number = 0.0
+    if x.recipe.tuning.four_bit:
+        widened = x.element * x.model.hidden_size * max(x.model.ffn_size, x.query) / x.tensor
+    streams = GROUPED_STREAMS if x.model.experts and not x.recipe.loops_experts else 0.0
+    fused = (1.0 + streams) * (x.recipe.framework in MEGATRON)
+    return WORKSPACE_BYTES + widened + fused * x.rates.product_workspace
+
+
+def _nccl_bytes(x: Case) -> Number:
+    """Bytes of NCCL's buffers: those of each group of ranks, and those of an exchange."""
+    groups = 1.0 * (x.ranks > 1) + (x.tensor > 1) + (x.pipeline > 1) + (x.context > 1) + (x.expert > 1)
+    peers = np.minimum(np.minimum(x.expert, x.rates.gpus_per_node), MEASURED_PEERS) - 1.0
+    return groups * NCCL_BYTES + peers * ALL_TO_ALL_BYTES_PER_PEER
 
 
 # Measured peak above the estimate that 19 of 20 rows of a layout stay below (of fewer rows, all), in rows of plain

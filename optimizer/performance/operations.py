@@ -84,8 +84,7 @@ def model_flops_per_sample(x: Case) -> float:
     Frozen weights have no products for gradients of their own.
     """
     model = x.model
-    seen = 1.0 - x.windowed * (1.0 - x.seen)
-    scores = 4.0 * x.sample_tokens * x.keys * x.query * (0.5 * seen if x.causal else 1.0)
+    scores = 4.0 * x.sample_tokens * x.keys * x.query * (0.5 * x.seen if x.causal else 1.0)
     products = 2.0 * x.matrix * x.sample_tokens * (1.0 + x.live_share * (2.0 - x.recipe.tuning.adapts))
     layers = model.layers * (products + scores * (1.0 + 2.0 * x.live_share))
     head = 2.0 * x.sample_head_tokens * x.table_parameters * (2.0 + x.trains_head)
@@ -146,10 +145,9 @@ def _attention(x: Case) -> Iterator[Operation]:
     products = x.tokens * (4.0 * x.keys * x.query) / x.tensor
     # Frozen layers have no backward pass: 2.5 of attention's 3.5 products.
     layers = x.model.layers * (1.0 + 2.5 * x.live_share) / 3.5
-    compiled = x.code.written_out and x.recipe.compiled and not x.code.compiles_layers
     if not x.has_flash:
         written = kernels.WRITTEN_SCORES_32_BIT if x.element > 2.0 else kernels.WRITTEN_SCORES
-        written = kernels.COMPILED_SCORES if compiled else written
+        written = kernels.COMPILED_SCORES if x.compiles_whole else written
         forward, backward = written if x.code.written_out else kernels.FUSED_SCORES
         for has, (capped, capped_again) in ((x.model.soft_cap, kernels.SOFT_CAP), (x.model.sinks, kernels.SINKS)):
             if has and x.code.written_out:
@@ -167,15 +165,13 @@ def _attention(x: Case) -> Iterator[Operation]:
             moved=scores * x.element * (forward * (1.0 + x.checkpoints) + backward),
             kept=x.heads * x.keys * kept / x.tensor,
         )  # fmt: skip
-        if compiled:  # a third of the compiler's products run in 32 bits
+        if x.compiles_whole:  # a third of the compiler's products run in 32 bits
             rate = kernels.FP32_BATCHED * x.rates.fp32
             yield Operation(name="scores in 32 bits", part="attention", count=layers, flops=products, flop_per_s=rate)
         return
     # T5's mask is its bias. A kernel that knows a window leaves out the scores beyond it; PyTorch's gets a mask.
-    has_mask = compiled or x.is_t5
-    parts = [(1.0 - x.windowed * (1.0 - x.seen), has_mask)]
-    if x.masked_share:
-        parts = [(x.windowed, True), (1.0 - x.windowed, has_mask)]
+    has_mask = x.compiles_whole or x.is_t5
+    parts = [(x.masked_share, True), (1.0 - x.masked_share, has_mask)] if x.masked_share else [(x.seen, has_mask)]
     for share, masked in parts:
         halved = x.causal and not masked
         computed, half_length = (0.5, kernels.CAUSAL_HALF_LENGTH) if halved else (1.0, kernels.HALF_LENGTH)
@@ -204,12 +200,10 @@ def _row(x: Case, name: str, moved: tuple[float, float], width: Number, kept: Nu
 
 def _elementwise(x: Case) -> Iterator[Operation]:
     """List the kernels beside products and attention."""
-    model, element, h = x.model, x.element, x.model.hidden_size
-    by_hand = not (x.code.fused_kernels or x.recipe.compiled)
-    heads, ffn = (x.query + x.kv) / x.tensor, (x.inner + x.routed * (x.recipe.graphs != "fused")) / x.tensor
+    model, element, h, heads = x.model, x.element, x.model.hidden_size, (x.query + x.kv) / x.tensor
     # Norms save input and output, a written-out RMSNorm also the normalised input.
     writes_norms = (model.gated_mlp or x.is_t5) and not x.has_fused_norms
-    is_written = writes_norms and by_hand
+    is_written = writes_norms and x.by_hand
     norm = kernels.WRITTEN_NORM if is_written else kernels.NORM
     written = x.is_eager * writes_norms
     output = 0.0 if "layernorm" in x.recipe.recomputed else x.input_element
@@ -230,17 +224,36 @@ def _elementwise(x: Case) -> Iterator[Operation]:
     if model.gated_mlp and not x.is_t5:
         # Under autocast rotary positions save queries and keys again: 3.7 and 3.9 bytes of each on H200 (Llama 410M and
         # 3.6B, torch 2.11, 2026-11-21).
-        moved = kernels.WRITTEN_ROTARY if by_hand and not x.code.fused_rotary else kernels.FUSED_ROTARY * element
+        moved = kernels.WRITTEN_ROTARY if x.by_hand and not x.code.fused_rotary else kernels.FUSED_ROTARY * element
         yield _row(x, "rotary positions", (moved, moved), heads, heads * x.residual * x.is_eager * is_wide)
     if model.head_norms:
         # Under autocast the kernel reads a widened copy.
         widened = x.is_eager * model.gated_mlp * np.maximum(is_wide, float(not x.has_fused_norms))
         kept = heads * (element + kernels.HEAD_NORM_BYTES * widened)
-        yield _row(x, "norms of heads", norm, heads * (1.0 if norm is kernels.WRITTEN_NORM else element), kept)
+        yield _row(x, "norms of heads", norm, heads * (1.0 if is_written else element), kept)
+    yield from _activation_function(x)
+    if x.masked_share:
+        # PyTorch's attention keeps a mask in each layer with a window, and repeats keys and values there.
+        kept = x.masked_share * element * (x.recipe.seq_len + 2.0 * (x.query - x.kv) / x.tensor)
+        yield _row(x, "masks of windows", kernels.MASK, x.masked_share * x.recipe.seq_len, kept)
+    if not x.code.fused_kernels:
+        # Attention's output is kept once more.
+        joined = kernels.RING_JOIN * (x.context - 1.0) * x.query / x.tensor
+        kept = np.where(x.context > 1, element * x.query / x.tensor, 0.0)
+        yield Operation(name="joins of the context ring", count=model.layers, moved=x.tokens * joined, kept=kept)
+    each = kernels.WRITTEN_KERNELS if x.by_hand else kernels.FUSED_KERNELS
+    starts = x.sublayers * each * (3.0 + x.repeats)
+    yield Operation(name="starts of kernels", count=x.live_layers, kernels=starts)
+
+
+def _activation_function(x: Case) -> Iterator[Operation]:
+    """List the activation function, and what T5, Whisper and fused fp8 do beside products."""
+    model, element = x.model, x.element
+    ffn = (x.inner + x.routed * (x.recipe.graphs != "fused")) / x.tensor
     if model.gated_mlp:
         gate = kernels.COMPILED_SWIGLU if x.recipe.compiled else kernels.SWIGLU
         yield _row(x, "activation function", gate, element * ffn)
-    elif by_hand and x.code.written_out and x.causal:
+    elif x.by_hand and x.code.written_out and x.causal:
         yield _row(x, "activation function", kernels.WRITTEN_GELU, ffn)
     else:
         yield _row(x, "activation function", kernels.GELU, element * ffn)
@@ -248,27 +261,15 @@ def _elementwise(x: Case) -> Iterator[Operation]:
         # T5 widens the second product's input to its weight's type (modeling_t5.py, wo).
         widened = np.where(x.autocast & np.logical_not(x.is_narrow), 2.0 * (element + 4.0), 0.0)
         yield _row(x, "within T5's block", (1.0, 1.0), widened * ffn)
-        if model.gated_mlp and by_hand:
+        if model.gated_mlp and x.by_hand:
             yield _row(x, "within T5's block", kernels.WRITTEN_GELU, ffn)
-    if model.architecture == "speech" and by_hand:
+    if model.architecture == "speech" and x.by_hand:
         # Whisper copies queries, keys and values to the kernel's order, and scales queries apart.
         copied = kernels.COPIED_HEADS * (x.query + 2.0 * x.kv) + kernels.SCALED_QUERIES * x.query
         yield _row(x, "copies of heads", (1.0, 1.0), element * copied)
-    if x.masked_share:
-        # PyTorch's attention keeps a mask in each layer with a window, and repeats keys and values there.
-        kept = x.masked_share * element * (x.recipe.seq_len + 2.0 * (x.query - x.kv) / x.tensor)
-        yield _row(x, "masks of windows", kernels.MASK, x.masked_share * x.recipe.seq_len, kept)
     if x.has_fused_fp8:
-        quantised = 2.0 * h + x.query / x.tensor + ffn
+        quantised = 2.0 * model.hidden_size + x.query / x.tensor + ffn
         yield _row(x, "quantisation", (kernels.QUANTISE_BYTES, kernels.QUANTISE_BYTES), quantised)
-    if not x.code.fused_kernels:
-        # Attention's output is kept once more.
-        joined = kernels.RING_JOIN * (x.context - 1.0) * x.query / x.tensor
-        kept = np.where(x.context > 1, element * x.query / x.tensor, 0.0)
-        yield Operation(name="joins of the context ring", count=model.layers, moved=x.tokens * joined, kept=kept)
-    each = kernels.WRITTEN_KERNELS if by_hand else kernels.FUSED_KERNELS
-    starts = x.sublayers * each * (3.0 + x.repeats)
-    yield Operation(name="starts of kernels", count=x.live_layers, kernels=starts)
 
 
 def _experts(x: Case) -> Iterator[Operation]:

@@ -259,32 +259,10 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     """Read one row; an error names the column, its value and the limit."""
     model, gpu = read_model(row), find_gpu(row.gpu, gpus)
     cnn = model.architecture == "cnn"
-    per_node = min(row.gpus_per_node or USUAL_GPUS_PER_NODE, row.gpus)
-    tensor, pipeline, context = row.tensor_parallel, row.pipeline_parallel, row.context_parallel
-    data = data_ranks(row.gpus, tensor, pipeline, context)
+    data = data_ranks(row.gpus, row.tensor_parallel, row.pipeline_parallel, row.context_parallel)
     tuning = FineTuning(method=row.method, lora_rank=row.lora_rank, lora_targets=row.lora_targets, frozen=row.frozen)
-    sharding = row.sharding or default_sharding(model, data * context, pipeline, tuning)
-    framework = framework_name(row.framework, cnn=cnn)
-    if framework == "megatron" and sharding == "zero3":
-        # Megatron-LM has no ZeRO-3: such runs used DeepSpeed's (arXiv:2104.04473, 5.2).
-        framework = "megatron-deepspeed"
-    elif framework == "megatron" and row.attention == "flash":
-        framework = "megatron-core"
-    # Tables of large Megatron Core runs say ddp and no split, and the runs used its distributed optimizer and its split
-    # of the sequence (Megatron-LM README at d98e8a6). Where states of 18 bytes a parameter are small, the cells hold.
-    is_small = 18 * model.parameters / (tensor * pipeline) < gpu.memory_gib * GIB / 2
-    splits: int | None = 1 if row.sequence_parallel or (row.expert_parallel > 1 and tensor > 1) else None
-    if framework in MEGATRON[1:]:
-        if is_small:
-            splits = splits if row.sequence_parallel is None else int(row.sequence_parallel)
-        elif sharding == "ddp":
-            sharding = "zero1"
-    loops_experts = row.experts_implementation == "loop"
-    if loops_experts and not frameworks()[framework].fused_kernels:
-        raise InvalidInputError("experts_implementation is 'loop'", limit=f"grouped with framework {framework}")
-    # A source's remarks name what no column does.
-    remarks = row.uncertain
-    modules, layers = re.search(r"recomputes ([\w+]+)", remarks), re.search(r"activations of (\d+) layers", remarks)
+    sharding = row.sharding or default_sharding(model, data * row.context_parallel, row.pipeline_parallel, tuning)
+    framework, sharding, splits = _read_code(row, model, gpu, sharding)
     recipe = build_recipe(
         model,
         seq_len=None if cnn else row.seq_len,
@@ -298,42 +276,78 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         compiled=row.compiled,
         tuning=tuning,
         target_len=row.target_len or None,
-        recomputed=tuple(modules[1].split("+")) if modules else (),
-        offloaded_layers=min(int(layers[1]), model.layers) if layers else 0,
-        optimizer_instances=2 if "part of the data ranks" in remarks else 1,
-        fused_loss="fused cross-entropy" in remarks,
-        packed=2 if "two samples packed" in remarks else 1,
-        labelled=MASKED if "fused BERT code" in remarks else 1.0,
-        loops_experts=loops_experts,
+        loops_experts=row.experts_implementation == "loop",
+        **_read_remarks(row.uncertain, model.layers),
     )
-    prefix, _, number = row.layers_per_virtual_stage.rpartition("=")
-    chunks = int(float(number))  # table programs write 2.0 where other rows have none
-    if not prefix:
-        chunks = max(1, math.ceil(math.ceil(model.layers / pipeline) / chunks))  # a CNN has no layers
-    # Runs that split the model make up a usual step, and keep the bubble small.
-    usual_accumulation = 1
-    if tensor * pipeline > 1:
-        least = 8 * pipeline if pipeline > 1 else 1
-        usual_accumulation = max(least, round(USUAL_STEP_TOKENS / (data * row.micro_batch * recipe.seq_len)))
-        if chunks > 1:
-            usual_accumulation = math.ceil(usual_accumulation / pipeline) * pipeline
+    per_node = min(row.gpus_per_node or USUAL_GPUS_PER_NODE, row.gpus)
+    chunks = _read_chunks(row, model.layers)
     grid = Grid(
         nodes=math.ceil(row.gpus / per_node),
         data=data,
-        tensor=tensor,
-        pipeline=pipeline,
-        context=context,
+        tensor=row.tensor_parallel,
+        pipeline=row.pipeline_parallel,
+        context=row.context_parallel,
         expert=row.expert_parallel,
         sequence_parallel=splits,
         virtual_stages=chunks,
         sharding=types.SHARDINGS.index(sharding),
         micro_batch=row.micro_batch,
-        grad_accum=row.grad_accum or usual_accumulation,
+        grad_accum=row.grad_accum or _usual_accumulation(row, data, recipe.seq_len, chunks),
         checkpointing=types.CHECKPOINTINGS.index(row.activation_checkpointing),
     )
     hardware = build_hardware(gpu, per_node, row.network_gbit_per_s_per_node)
     setup = Setup(model=model, recipe=recipe, hardware=hardware, grid=grid)
     return replace(setup, recipe=replace(recipe, graphs=_graphs(row, setup)))
+
+
+def _read_code(row: Row, model: ModelSpec, gpu: Gpu, sharding: str) -> tuple[str, str, bool | None]:
+    """Read the framework, its sharding, and if it splits the sequence (None: as the framework does)."""
+    framework = framework_name(row.framework, cnn=model.architecture == "cnn")
+    if framework == "megatron" and sharding == "zero3":
+        # Megatron-LM has no ZeRO-3: such runs used DeepSpeed's (arXiv:2104.04473, 5.2).
+        framework = "megatron-deepspeed"
+    elif framework == "megatron" and row.attention == "flash":
+        framework = "megatron-core"
+    if row.experts_implementation == "loop" and not frameworks()[framework].fused_kernels:
+        raise InvalidInputError("experts_implementation is 'loop'", limit=f"grouped with framework {framework}")
+    splits = True if row.sequence_parallel or (row.expert_parallel > 1 and row.tensor_parallel > 1) else None
+    if framework not in MEGATRON[1:]:
+        return framework, sharding, splits
+    # Tables of large Megatron Core runs say ddp and no split, and the runs used its distributed optimizer and its split
+    # of the sequence (Megatron-LM README at d98e8a6). Where states of 18 bytes a parameter are small, the cells hold.
+    state_bytes = 18 * model.parameters / (row.tensor_parallel * row.pipeline_parallel)
+    if state_bytes < gpu.memory_gib * GIB / 2:
+        return framework, sharding, splits if row.sequence_parallel is None else row.sequence_parallel
+    return framework, "zero1" if sharding == "ddp" else sharding, splits
+
+
+def _read_remarks(remarks: str, most_layers: int) -> dict[str, Any]:
+    """Read fields of a Recipe from a source's remarks, which name what no column does."""
+    modules, layers = re.search(r"recomputes ([\w+]+)", remarks), re.search(r"activations of (\d+) layers", remarks)
+    return {
+        "recomputed": tuple(modules[1].split("+")) if modules else (),
+        "offloaded_layers": min(int(layers[1]), most_layers) if layers else 0,
+        "optimizer_instances": 2 if "part of the data ranks" in remarks else 1,
+        "fused_loss": "fused cross-entropy" in remarks,
+        "packed": 2 if "two samples packed" in remarks else 1,
+        "labelled": MASKED if "fused BERT code" in remarks else 1.0,
+    }
+
+
+def _read_chunks(row: Row, layers: int) -> int:
+    """Read the chunks of a pipeline stage."""
+    prefix, _, number = row.layers_per_virtual_stage.rpartition("=")
+    count = int(float(number))  # table programs write 2.0 where other rows have none
+    return count if prefix else max(1, math.ceil(math.ceil(layers / row.pipeline_parallel) / count))
+
+
+def _usual_accumulation(row: Row, data: int, seq_len: int, chunks: int) -> int:
+    """Micro-batches of a run that splits the model: they make up a usual step, and keep the bubble small."""
+    stages = row.pipeline_parallel
+    if row.tensor_parallel * stages == 1:
+        return 1
+    usual = max(8 * stages if stages > 1 else 1, round(USUAL_STEP_TOKENS / (data * row.micro_batch * seq_len)))
+    return usual if chunks == 1 else math.ceil(usual / stages) * stages
 
 
 # Megatron-Bridge 0.5.0, whose recipes of mixtures in mxfp8 on one node or on GB200 and GB300 are the first to capture

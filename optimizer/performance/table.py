@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from optimizer.performance.operations import (
     operations,
     weight_bytes_moved,
 )
-from optimizer.performance.types import DDP, ZERO1, ZERO3, Estimates, Floats, Grid, Number
+from optimizer.performance.types import DDP, ZERO1, ZERO3, Estimates, Number
 
 # Between the longer of GPU and host time (power infinity) and their sum (power 1).
 _OVERLAP_POWER = 2.5
@@ -115,15 +115,21 @@ def explain(x: Case, c: Coefficients) -> list[dict[str, Any]]:
     ]
 
 
-def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
-    """Seconds by part of one optimizer step; the parts add up to the step."""
-    work = {part: t.sums[part].seconds(c) for part in PARTS}
+def _communication(t: StepTable, c: Coefficients) -> tuple[dict[str, Number], Number]:
+    """Seconds of each axis in a micro-batch, and of all in a step beside its micro-batches; none is hidden."""
     sent: dict[str, Number] = dict.fromkeys(("tensor", "context", "expert", "pipeline", "data"), 0.0)
     step_s: Number = 0.0
     for row in t.collectives.values():
         seconds = row.seconds(t.rates, t.local, c)
         sent[row.axis] = sent[row.axis] + seconds * row.a_micro_batch
         step_s = step_s + seconds * row.a_step
+    return sent, step_s
+
+
+def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
+    """Seconds by part of one optimizer step; the parts add up to the step."""
+    work = {part: t.sums[part].seconds(c) for part in PARTS}
+    sent, step_s = _communication(t, c)
     # A context rank's sends hide behind attention to the previous rank's keys.
     context = np.maximum(0.0, sent["context"] - t.hides_context * work["attention"])
     tensor = sent["tensor"] * t.tensor_shown
@@ -203,11 +209,12 @@ def stack(tables: Sequence[Any]) -> Any:
 
 def estimate_case(x: Case, coefficients: Coefficients) -> Estimates:
     """Estimate every layout of a case, in the shape that its columns broadcast to."""
-    shape = np.broadcast_shapes(*(np.shape(getattr(x, field.name)) for field in fields(Grid)))
+    shape = np.broadcast_shapes(*map(np.shape, x.columns.values()))
     parts_s = step_seconds(StepTable(x), coefficients)
     total_s = np.asarray(sum(parts_s.values()), dtype=np.float64)
     held = memory(x)
-    peak_gib, allowed_gib = held.peak / GIB, limit_bytes(x.rates.gpu_memory_bytes, held.nccl) / GIB
+    peak_gib, nccl_gib = held.peak / GIB, held.nccl / GIB
+    reserve_gib = {"fragmentation": FRAGMENTATION * peak_gib, "cuda_context": CONTEXT_BYTES / GIB, "nccl": nccl_gib}
     samples = x.data * x.micro_batch * x.grad_accum
     gpus = x.ranks * x.tensor * x.pipeline
 
@@ -220,18 +227,8 @@ def estimate_case(x: Case, coefficients: Coefficients) -> Estimates:
         mfu=full(samples * model_flops_per_sample(x) / total_s / (gpus * x.rates.peak)),
         peak_memory_gib=full(peak_gib),
         p95_memory_gib=full(held.p95 / GIB),
-        limit_gib=full(allowed_gib),
-        nccl_gib=full(held.nccl / GIB),
-        fits=full(peak_gib <= allowed_gib),
+        limit_gib=full(limit_bytes(x.rates.gpu_memory_bytes, held.nccl) / GIB),
         memory_gib={name: full(value / GIB) for name, value in held.parts.items()},
+        reserve_gib={name: full(value) for name, value in reserve_gib.items()},
         time_s={name: full(value) for name, value in parts_s.items()},
     )
-
-
-def reserve_gib(estimates: Estimates) -> dict[str, Floats]:
-    """GiB by part that the GPU must have beyond the peak."""
-    return {
-        "fragmentation": FRAGMENTATION * estimates.peak_memory_gib,
-        "cuda_context": np.full_like(estimates.nccl_gib, CONTEXT_BYTES / GIB),
-        "nccl": estimates.nccl_gib,
-    }

@@ -122,7 +122,7 @@ class Hardware:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Grid:
     """Configurations: arrays (or numbers) that broadcast against each other.
 
@@ -154,7 +154,8 @@ class Grid:
 class Estimates:
     """Estimates of each configuration; ``tokens_per_second`` is the fleet's, in samples for a CNN.
 
-    ``fits`` is of the expected peak; plans need ``fits_p95``. A peak between the two limits may fit: measured runs do.
+    Plans need ``fits_p95``. Where only the expected peak ``fits``, measured runs did. ``reserve_gib`` is what the GPU
+    must have beyond the peak.
     """
 
     step_time_s: Floats
@@ -163,10 +164,14 @@ class Estimates:
     peak_memory_gib: Floats
     p95_memory_gib: Floats
     limit_gib: Floats
-    nccl_gib: Floats
-    fits: Bools
     memory_gib: dict[str, Floats]
+    reserve_gib: dict[str, Floats]
     time_s: dict[str, Floats]
+
+    @property
+    def fits(self) -> Bools:
+        """True where the expected peak is within the limit."""
+        return np.asarray(self.peak_memory_gib <= self.limit_gib)
 
     @property
     def fits_p95(self) -> Bools:

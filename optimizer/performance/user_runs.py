@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
-from bootstrap.contract.measured import MeasuredRow
 from bootstrap.contract.words import counted
 from optimizer.contract.errors import InvalidInputError
-from optimizer.contract.hardware import Gpu, InstanceType
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.fit import adapt, left_out_errors, residuals
-from optimizer.performance.measured_runs import DESCRIPTIVE_COLUMNS, MeasuredRun, Refused, log_errors, throughput_error
+from optimizer.performance.measured_runs import MeasuredRun, Refused, log_errors, throughput_error
 from optimizer.performance.types import Floats
 
 
@@ -60,27 +57,3 @@ def calibrate(
         errors={when: throughput_error(error) for when, error in log_error.items()},
         left_out_by="model" if len(models) > 1 else "run",
     )
-
-
-# Columns that may differ between two measurements of one layout.
-MEASUREMENTS = (*DESCRIPTIVE_COLUMNS, "tokens_per_second_per_gpu", "peak_memory_gib")
-
-
-def newest_by_layout(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
-    """Keep the newest row of each model, layout and hardware: repeats share most of their error."""
-    newest: dict[tuple[tuple[str, Any], ...], MeasuredRow] = {}
-    for row in sorted(rows, key=lambda row: row.at):
-        key = tuple((name, value) for name, value in row.columns().items() if name not in MEASUREMENTS)
-        newest[*key, ("instance_type", row.instance_type)] = row
-    return list(newest.values())
-
-
-def cells_of(row: MeasuredRow, gpus: Mapping[str, Gpu], instance: InstanceType | None) -> dict[str, Any]:
-    """Cells of a row of a stack, with the GPU and network of its type where the catalog knows the type."""
-    same_name = [gpu for gpu in gpus.values() if gpu.name == row.gpu]
-    nearest = min(same_name, key=lambda gpu: abs(gpu.memory_gib - row.gpu_memory_gib), default=None)
-    gpu = instance.gpu if instance else nearest
-    return row.columns() | {
-        "gpu": gpu.key if gpu else row.gpu,
-        "network_gbit_per_s_per_node": instance.network_gbit_per_s if instance else None,
-    }

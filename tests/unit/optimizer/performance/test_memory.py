@@ -14,7 +14,6 @@ from optimizer.contract.hardware import Precision
 from optimizer.contract.units import GIB
 from optimizer.performance.rates import visible_memory_gib
 from optimizer.performance.rows import estimate_row
-from optimizer.performance.table import reserve_gib
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1, ZERO2, ZERO3, Recipe
 from optimizer.workload.resolve import resolve_model
 from tests.benchmarks.spot_policies import RESULTS
@@ -275,7 +274,7 @@ def test_parts_add_up_and_fits_means_below_the_limit(model, gpu, nodes, precisio
     assert sum(estimates.memory_gib.values()) == pytest.approx(float(estimates.peak_memory_gib))
     assert all(part >= 0 for part in estimates.memory_gib.values())
     memory_gib = visible_memory_gib(node(gpu))
-    needed_gib = float(estimates.peak_memory_gib) + sum(map(float, reserve_gib(estimates).values()))
+    needed_gib = float(estimates.peak_memory_gib) + sum(map(float, estimates.reserve_gib.values()))
     assert bool(estimates.fits) == bool(estimates.peak_memory_gib <= estimates.limit_gib)
     assert bool(estimates.fits) == bool(needed_gib <= memory_gib * (1 + 1e-12))
     assert estimates.limit_gib < memory_gib
