@@ -100,12 +100,11 @@ def usable_runs(
 
 def _check_speed(run: MeasuredRun) -> None:
     """Refuse a speed that no GPU has."""
-    setup, case = run.setup, run.setup.case()
-    flops = setup.global_batch * model_flops_per_sample(case)
-    share = flops / run.step_time_s / (setup.gpus * case.rates.peak)
+    setup, case, speed = run.setup, run.setup.case(), run.tokens_per_second_per_gpu
+    share = model_flops_per_sample(case) / setup.recipe.seq_len * speed / case.rates.peak
     if not LEAST_MFU <= share <= 1:
         raise InvalidInputError(
-            f"tokens_per_second_per_gpu is {run.tokens_per_second_per_gpu:g}: {share:.3g} of the "
+            f"tokens_per_second_per_gpu is {speed:g}: {share:.3g} of the "
             f"{setup.hardware.gpu.name}'s {setup.recipe.precision} peak (limit: {LEAST_MFU:g} to 1); "
             f"is it {'of all GPUs together' if share > 1 else 'a row of this model and GPU'}?"
         )

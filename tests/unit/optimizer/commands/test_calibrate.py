@@ -92,7 +92,7 @@ def test_rows_that_cannot_be_used_are_named_and_the_others_are_fitted(gpufleet: 
     with runs.open("a", encoding="utf-8") as file:
         file.write("gpt2,1024,l4-24gb,1,8,,\n")
         file.write("gpt2,1024,mi300x,1,8,16000,\n")
-        file.write("gpt2,1024,l4-24gb,1,8,1600000,\n")
+        file.write("gpt2,1024,l4-24gb,8,8,1e308,\n")
         file.write('"a model\nof two lines",1024,l4-24gb,1,8,-3,\n')
         file.write("gpt2,1024,l4-24gb,1,8,16000,-1\n")
         file.write("gpt2,1024,l4-24gb,1,8,1e-8,\n")
