@@ -98,7 +98,7 @@ class Case:
             )
         self.model, self.recipe, self.code = model, recipe, frameworks()[recipe.framework]
         if model.profile is not None:
-            _check_module(model, recipe, self.code, grid.checkpointing)
+            _check_module(model, recipe, grid.checkpointing)
         self._read_layer()
         self._read_recipe()
         self._read_bytes()
@@ -354,7 +354,7 @@ def lengths(model: ModelSpec, recipe: Recipe) -> tuple[int, int]:
     return model.encoder_tokens, recipe.target_len or model.decoder_tokens
 
 
-def _check_module(model: ModelSpec, recipe: Recipe, code: Framework, checkpointing: Any) -> None:
+def _check_module(model: ModelSpec, recipe: Recipe, checkpointing: Any) -> None:
     """Refuse a recipe that a module was not profiled with."""
     profile = model.profile
     assert profile is not None
@@ -372,9 +372,3 @@ def _check_module(model: ModelSpec, recipe: Recipe, code: Framework, checkpointi
                 limit=f"{' or '.join(model.checkpointings)} for {profile.name}",
                 why="a module is profiled without checkpointing, and with repeated blocks also with full",
             )
-    if code.master_bytes > 0 and ELEMENT_BYTES[recipe.precision] == 2.0:
-        raise InvalidInputError(
-            f"{profile.name} is a profiled module, and the framework keeps weights of its own",
-            limit="plain PyTorch (torch, torchvision, torchtitan, composer-fsdp)",
-            next_step="leave out --framework",
-        )

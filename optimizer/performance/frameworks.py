@@ -127,11 +127,12 @@ def check_framework(name: str, model: ModelSpec) -> None:
     elif model.encoder_layers:
         trains, kind = [TRAINER, DEFAULT], f"has an encoder ({model.architecture})"
         why = "its costs are counted from Hugging Face's modules"
-    elif model.architecture != "module":
+    elif model.architecture == "module":
+        trains, kind = [other for other, code in frameworks().items() if not code.master_bytes], "is a profiled module"
+        why = "the other profiles keep weights beside the module's own"
+    else:
         trains, kind = [other for other in frameworks() if other != CNN_DEFAULT], "is a transformer"
         why = "it trains CNNs"
-    else:
-        return
     if name not in trains:
         raise InvalidInputError(
             f"framework is {name}, and {model.name} {kind}",

@@ -132,7 +132,7 @@ def test_recommend_trains_it_by_samples(gpufleet: Gpufleet, model: Path) -> None
         ("recommend", ("--samples", "1M", "--global-batch", "64", "--seq-len", "512"), "samples or steps"),
         ("estimate", (*H100, "--tensor", "2"), "data-parallel"),
         ("estimate", (*H100, "--activation-checkpointing", "selective"), "none or full"),
-        ("estimate", (*H100, "--framework", "megatron"), "keeps weights of its own"),
+        ("estimate", (*H100, "--framework", "megatron"), "is a profiled module"),
         ("estimate", (*H100, "--precision", "fp8"), "is counted in samples"),
         ("estimate", (*H100, "--seq-len", "512"), "samples of the shape"),
     ],
