@@ -111,7 +111,7 @@ class Case:
         """Build the same case with other columns of the layout, and other rates."""
         own = copy(self)
         own.rates = rates or self.rates
-        own._lay_out(self.columns | columns)
+        own._lay_out({**self.columns, **columns})
         return own
 
     def _read_layer(self) -> None:
