@@ -20,7 +20,7 @@ from optimizer.commands.options import OutputFile, directory_option
 from optimizer.commands.output import format_option, replace_file, say, write_csv, write_json, write_table, write_text
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
-from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError
+from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.performance.calibration import load
 from optimizer.performance.measured_runs import RUNS, cells_of, newest_by_layout, read_usable_runs, usable_runs
 
@@ -110,10 +110,7 @@ def command(
         report = calibrate(rows, refused, load(), origin=origin)
     if out is not None:
         text, target = report.calibration.model_dump_json(indent=2) + "\n", out.resolve()  # a link stays
-        try:
-            replace_file(target, lambda file: file.write(text))
-        except OSError as error:
-            raise GpufleetError(f"{target} cannot be written: {error}", next_step="give another --out") from error
+        replace_file(target, lambda file: file.write(text))
     _print(report, unread, out, output_format)
     _remark(report, unread)
     if out is None:

@@ -21,6 +21,7 @@ from optimizer.commands.output import (
     format_option,
     say,
     write_csv,
+    write_file,
     write_json,
     write_notes,
     write_table,
@@ -363,10 +364,7 @@ def _estimate_table(path: Path, out: Path | None, calibration: Calibration, *, a
     if out is None or str(out) == "-":
         click.echo(text.getvalue(), nl=False)
     else:
-        try:
-            out.write_text(text.getvalue(), encoding="utf-8")
-        except OSError as error:
-            raise GpufleetError(f"{out} cannot be written: {error}", next_step="give another --out") from error
+        write_file(out, text.getvalue())
     failed = [result["error"] for result in results if result["error"]]
     say(f"{len(rows) - len(failed)} of {counted(len(rows), 'row')} estimated", err=True)
     if rows and len(failed) == len(rows):

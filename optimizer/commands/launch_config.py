@@ -14,7 +14,7 @@ from ruamel.yaml.scalarstring import walk_tree
 
 from optimizer.commands.long_help import FurtherOption, LongCommand
 from optimizer.commands.options import OutputFile, plan_arguments, read_plan_argument
-from optimizer.commands.output import write_notes
+from optimizer.commands.output import write_file, write_notes
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
 from optimizer.launch_config import ENGINES, launch_config
@@ -91,7 +91,7 @@ def command(
     if out is None:
         click.echo(text, nl=False)
     else:
-        out.write_text(text, encoding="utf-8")
+        write_file(out, text)
     write_notes(lines)
 
 

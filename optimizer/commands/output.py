@@ -129,8 +129,16 @@ def json_text(document: Mapping[str, Any]) -> str:
     return text
 
 
+def write_file(path: Path, text: str) -> None:
+    """Write a text to the user's file or device; a GpufleetError where it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise GpufleetError(f"{path} cannot be written: {error}", next_step="name another file") from error
+
+
 def replace_file(path: Path, write: Callable[[IO[str]], object]) -> None:
-    """Write the whole file or nothing: a full disk or a kill leaves the old one."""
+    """Write the whole file or nothing: a full disk or a kill leaves the old one; errors as of ``write_file``."""
     temporary = None
     try:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
@@ -138,6 +146,8 @@ def replace_file(path: Path, write: Callable[[IO[str]], object]) -> None:
             write(file)
         temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
         temporary.replace(path)
+    except OSError as error:
+        raise GpufleetError(f"{path} cannot be written: {error}") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from infra.policies.deployer import deployer_documents, deployer_policy
 from infra.settings import read_shared_ceiling
 from optimizer.aws import errors
 from optimizer.commands.options import OutputFile, one_stack_options
-from optimizer.commands.output import json_text, write_json
+from optimizer.commands.output import json_text, write_file, write_json
 from optimizer.commands.preflight.model import preflight_policy
 from optimizer.commands.stack_file import caller_of, read_stack
 from optimizer.contract.errors import InvalidInputError
@@ -48,7 +48,7 @@ def command(who: str, stack: str | None, account: str | None, directory: Path, o
     out.mkdir(parents=True, exist_ok=True)
     for name, document in documents.items():
         path = out / f"{name}.json"
-        path.write_text(json_text(document) + "\n", encoding="utf-8")
+        write_file(path, json_text(document) + "\n")
         click.echo(path)
 
 

@@ -17,7 +17,7 @@ from optimizer.commands.stack_file import follow_policy, read_stack, resolve_nam
 from optimizer.commands.status import as_json
 from optimizer.commands.status.measures import headline
 from optimizer.commands.status.reading import read
-from optimizer.contract.errors import GpufleetError, InvalidInputError
+from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
 from optimizer.report.answer import read_answer
 from optimizer.report.page import render
@@ -66,10 +66,7 @@ def command(plan: str, plan_number: int, out: Path, directory: Path) -> None:
         )
     with patience("drawing the page"):
         page = render(answer, now=now, run=run)
-    try:
-        replace_file(out, lambda file: file.write(page))
-    except OSError as error:
-        raise GpufleetError(f"--out {out} cannot be written: {error}", next_step="name another file") from error
+    replace_file(out, lambda file: file.write(page))
     say(f"wrote {out}", err=True)
     if run is None:
         write_truer(plan=plan, plan_number=plan_number)

@@ -19,7 +19,7 @@ from optimizer.aws import clients, control, errors
 from optimizer.commands.options import list_stacks, stack_path
 from optimizer.commands.output import replace_file
 from optimizer.commands.progress import patience
-from optimizer.contract.errors import GpufleetError, InvalidInputError, unreadable
+from optimizer.contract.errors import InvalidInputError, unreadable
 from optimizer.contract.plan import FleetPlan, PlanError, plan_from_dict
 from optimizer.economics.policy_outlook import price_adaptive
 
@@ -152,10 +152,7 @@ def change_stack_file(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
             config[key] = value
         else:
             config.pop(key, None)
-    try:
-        replace_file(path, lambda file: yaml.dump(data, file))
-    except OSError as error:
-        raise GpufleetError(f"{path} cannot be written: {error}") from error
+    replace_file(path, lambda file: yaml.dump(data, file))
     return before
 
 

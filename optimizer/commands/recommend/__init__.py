@@ -20,6 +20,7 @@ from optimizer.commands.output import (
     json_text,
     say,
     write_csv,
+    write_file,
     write_notes,
     write_truer,
 )
@@ -38,7 +39,7 @@ from optimizer.commands.request_options import (
     chosen_calibration,
     field_options,
 )
-from optimizer.contract.errors import DataMissingError, GpufleetError, InvalidInputError, NothingFeasibleError, shown
+from optimizer.contract.errors import DataMissingError, InvalidInputError, NothingFeasibleError, shown
 from optimizer.contract.request import Constraints, FleetRequest, Workload, read_request_file, request_from_dict
 from optimizer.recommend import Recommendation, recommend
 
@@ -112,7 +113,7 @@ def command(
     else:
         print_answer(answer, _next_step(request_file, save, flags), explain=explain)
     if save:
-        _save(save, text)
+        write_file(save, text + "\n")
     write_notes(notes)
     if not answer.plans:
         _explain_nothing(answer)
@@ -220,13 +221,6 @@ def _section(data: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(section, dict):
         raise InvalidInputError(f"{name} is {shown(section)}", limit="a mapping", next_step="see examples/request.yaml")
     return dict(section)
-
-
-def _save(path: Path, text: str) -> None:
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise GpufleetError(f"--save {path} cannot be written: {error}", next_step="name another file") from error
 
 
 def _explain_nothing(answer: Recommendation) -> None:
