@@ -1,4 +1,4 @@
-"""Tables of ``gpufleet preview``: the tree of resources, the plan's dollars, the bill by resource."""
+"""Tables of ``gpufleet preview``: the resources, the plan's dollars, the bill by resource."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.text import Text
-from rich.tree import Tree
 
 from infra.offline.preview import Resource
-from optimizer.commands.output import output_width, write_table, write_text
+from optimizer.commands.output import write_table, write_text
 from optimizer.commands.preview.cost import CostLine
 from optimizer.commands.recommend.tables import write_places
 from optimizer.contract.plan import FleetPlan
@@ -24,7 +21,7 @@ def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums
     cost = plan.cost_usd
     components = [resource for resource in resources if not resource.parent]
     parts = Counter(resource.parent for resource in resources if resource.parent)
-    counts = ", ".join(f"{component.type.rpartition(':')[2]} {parts[component.name]}" for component in components)
+    counts = ", ".join(f"{component.kind} {parts[component.name]}" for component in components)
     protected = sorted({resource.name for resource in resources if resource.protected})
     # docs/GLOSSARY.md names the parts.
     usd_by_part = {name.replace("head_node", "controller"): usd for name, usd in cost.breakdown}
@@ -44,23 +41,14 @@ def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums
     write_places(plan)
 
 
-def write_tree(resources: Sequence[Resource]) -> None:
+def write_resources(resources: Sequence[Resource]) -> None:
     """Print components and their resources, each with its details."""
-    click.echo("")
-    root = Tree("Resources")
-    branches: dict[str, Tree] = {}
-    for resource in resources:
-        kind = resource.type.rpartition(":")[2]
-        if not resource.parent:
-            branches[resource.name] = root.add(Text(kind, style="bold"))
-            continue
-        line = Text.assemble((kind, "cyan"), " ", resource.name)
-        if resource.protected:
-            line.append(" protected", style="yellow")
-        if resource.detail:
-            line.append(f"  {resource.detail}", style="dim")
-        branches[resource.parent].add(line)
-    Console(width=output_width(), highlight=False).print(root)
+    for component in (resource for resource in resources if not resource.parent):
+        write_text(f"\n{component.kind}")
+        for resource in resources:
+            if resource.parent == component.name:
+                name = f"{resource.name} protected" if resource.protected else resource.name
+                write_text(f"  {resource.kind} {name}  {resource.detail}".rstrip(), indent="      ")
 
 
 def write_prices(plan: FleetPlan) -> None:
