@@ -45,8 +45,8 @@ def command(stack: str | None, directory: Path) -> None:
             next_step=f"gpufleet move {names.region} --stack {request.moved_to} brings it back",
         )
     end_dry_run(f"the controller of stack {stack} would start {file.plan.fleet} again")
-    let_run(names)
-    say(f"asked stack {stack} to run; gpufleet status --stack {stack} follows it")
+    if let_run(names):
+        say(f"asked stack {stack} to run; gpufleet status --stack {stack} follows it")
     if state is None or state.is_silent(datetime.now(UTC)):
         last = "never ticked" if state is None else f"last ticked {state.updated_at:%Y-%m-%d %H:%M:%SZ}"
         say(
@@ -63,8 +63,8 @@ def command(stack: str | None, directory: Path) -> None:
         say("note: the Capacity Block has ended; nodes need a new plan (gpufleet stack set, pulumi up)", err=True)
 
 
-def let_run(names: Names, **move: Any) -> None:
-    """Let the groups grow, and ask the controller to run; ``move`` is as of ``ask``."""
+def let_run(names: Names, **move: Any) -> bool:
+    """Let the groups grow, and ask the controller to run; ``move`` and the answer are as of ``ask``."""
     autoscaling = clients.autoscaling(names.region)
     with errors.explained(f"stack {names.stack} cannot be resumed"):
         groups = read_groups(autoscaling, names.groups)
@@ -77,4 +77,4 @@ def let_run(names: Names, **move: Any) -> None:
         # `gpufleet stop` suspends them where no controller answers.
         for group in groups:
             autoscaling.resume_processes(AutoScalingGroupName=group.name, ScalingProcesses=RAISING_PROCESSES)
-    ask(names, "run", **move)
+    return ask(names, "run", **move)

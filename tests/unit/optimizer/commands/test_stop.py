@@ -43,6 +43,7 @@ def test_a_stack_without_its_bucket_is_ended_all_the_same(
     code, _, err = gpufleet("stop", *deployed.arguments, *more)
     assert code == 0 and "no controller reads a request" in err
     assert deployed.group.nodes == ()
+    assert gpufleet("resume", *deployed.arguments)[1] == "", "nobody was asked"
 
 
 def test_a_request_that_cannot_be_written_ends_nothing(
