@@ -67,7 +67,7 @@ def command(stack: str | None, directory: Path, no_wait: bool) -> None:
         say(f"asked stack {file.stack} to stop; gpufleet status --stack {file.stack} follows it")
     else:
         follow_drain(names, timedelta(minutes=minutes))
-        click.echo(
+        say(
             "No node runs. The rest of the stack costs by the hour (endpoints, key): `gpufleet down --stack "
             f"{file.stack}` ends that too and keeps the checkpoints; `gpufleet resume --stack {file.stack}` goes on "
             "training."
