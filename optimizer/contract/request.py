@@ -117,7 +117,7 @@ class Workload(_Model):
         "trainer; what it does not train is estimated as torch.",
     )
     compiled: bool = Field(default=False, description="The training code is compiled (torch.compile).")
-    samples_per_vcpu_s: Annotated[float, Field(ge=0, allow_inf_nan=False), Number] | None = left_out(
+    samples_per_vcpu_s: Annotated[float, Field(ge=0, le=MOST_SAMPLES, allow_inf_nan=False), Number] | None = left_out(
         "Samples a second that a vCPU prepares, 0 for no bound; default: 250 for images, else 0."
     )
     data_gib: Annotated[float, Field(gt=0, le=MOST_DATA_GIB, allow_inf_nan=False), Number] | None = left_out(
@@ -181,7 +181,7 @@ class ExistingReservation(_Model):
     capacity_reservation_id: str | None = Field(
         default=None, pattern=r"^cr-[0-9a-f]{8,17}$", description="Its id; a Capacity Block must have one."
     )
-    usd_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False), Number] | None = Field(
+    usd_per_hour: Annotated[float, Field(ge=0, le=MOST_USD, allow_inf_nan=False), Number] | None = Field(
         default=None, description="Price of one more hour of one instance; 0 by default, as it is already paid."
     )
     capacity_block: CapacityBlock | None = Field(default=None, description="Null for a reservation of another kind.")
@@ -209,7 +209,7 @@ class Quote(_Model):
     instance_type: str = Field(description="Type, like p5.48xlarge.")
     region: str = Field(description="Region, like us-east-1.")
     option: Literal["on-demand", "spot", "reserved"] = Field(description="Purchase option whose price it is.")
-    usd_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False), Number] = Field(
+    usd_per_hour: Annotated[float, Field(ge=1e-4, le=MOST_USD, allow_inf_nan=False), Number] = Field(
         description="Price of one instance; of option reserved, that of a one-year commitment without upfront payment."
     )
     source: str = Field(min_length=1, description="Where the price is written down, like the contract's number.")
@@ -263,7 +263,7 @@ class FleetRequest(_Model):
     workload: Workload = Field(description="The training to do.")
     constraints: Constraints = Field(default=Constraints(), description="Limits of the fleet.")
     objective: Objective = Field(default="cost", description="Rank by dollars or hours, or list the front of both.")
-    hour_usd: Annotated[float, Field(ge=0, allow_inf_nan=False), Number] = Field(
+    hour_usd: Annotated[float, Field(ge=0, le=MOST_USD, allow_inf_nan=False), Number] = Field(
         default=0.0, description="What an hour of waiting is worth, USD; the ranking adds it to the dollars."
     )
 

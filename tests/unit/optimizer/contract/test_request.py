@@ -71,6 +71,7 @@ def test_every_flag_and_key_of_a_request_leads_to_the_other() -> None:
             "'2026-12-01' is not a duration; write hours (48 or 48h), days (3d) or minutes (90min)\n",
         ),
         ({"budget_usd": "1e308"}, "constraints.budget_usd: must be at most 1e+12 ("),
+        ({"existing_reservations": [{"usd_per_hour": 1e308}]}, "0.usd_per_hour: must be at most 1e+12 ("),
         (
             {"budget_usd": "lots"},
             "write a number, or one with a suffix, like 5k\n",
