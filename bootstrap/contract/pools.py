@@ -97,15 +97,11 @@ def refused(pool: PoolRecord, now_s: float) -> PoolRecord:
 
 def reclaimed(pool: PoolRecord, now_s: float) -> PoolRecord:
     """Record that the pool took running nodes back."""
-    return replace(_stayed(pool, now_s), reclaims=pool.reclaims + 1, empty_since_s=now_s, empty_at_s=now_s)
+    return replace(left(pool, now_s), reclaims=pool.reclaims + 1, empty_since_s=now_s, empty_at_s=now_s)
 
 
 def left(pool: PoolRecord, now_s: float) -> PoolRecord:
     """Record that the run ended its nodes itself."""
-    return _stayed(pool, now_s)
-
-
-def _stayed(pool: PoolRecord, now_s: float) -> PoolRecord:
     if pool.launched_at_s is None:
         return pool
     watched = _expected_events(0.0, now_s - pool.launched_at_s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-from bootstrap.contract.codec import FormatError, as_key, from_json, parse_json
+from bootstrap.contract.codec import as_key, from_json, parse_json
 from bootstrap.contract.shared_ceiling import SharedCeiling
 from bootstrap.contract.timings import ENDING, TICK
 
@@ -123,11 +123,7 @@ class ControllerSettings:
     @classmethod
     def from_text(cls, text: str, where: str) -> ControllerSettings:
         """Read the settings from JSON text; FormatError: it is at fault, and ``where`` names the place."""
-        try:
-            data = parse_json(text, where)
-        except FormatError as error:
-            raise FormatError(f"{where} is not JSON ({text[:80]!r}): run `pulumi up`, which writes it") from error
-        return from_json(cls, data, where)
+        return from_json(cls, parse_json(text, where), where)
 
     def usd_per_hour(self, lifecycle: Lifecycle, instance_type: str) -> float:
         """Price of a node with its volume, USD per hour; the dearest known price for an unknown type."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -114,16 +114,11 @@ def used_vcpus(client: EC2Client, account_id: str, owns: Callable[[Mapping[str, 
         if not is_block(reservation) and not owns(reservation):
             counts[on_demand(name), name] += unused(reservation)
     # An instance with fewer cores than its type counts as its type: too much is safer than too little.
-    vcpus = _default_vcpus(client, {name for quota, name in counts if quota})
+    types = {name for quota, name in counts if quota}
+    infos = pages(client, "describe_instance_types", "InstanceTypes", Filters=filters({"instance-type": types}))
+    vcpus = {info["InstanceType"]: int(info["VCpuInfo"]["DefaultVCpus"]) for info in (infos if types else ())}
     used: Counter[Quota] = Counter()
     for (quota, name), count in counts.items():
         if quota:
             used[quota] += count * vcpus[name]
     return used
-
-
-def _default_vcpus(client: EC2Client, types: Collection[str]) -> dict[str, int]:
-    if not types:
-        return {}
-    infos = pages(client, "describe_instance_types", "InstanceTypes", Filters=filters({"instance-type": types}))
-    return {info["InstanceType"]: int(info["VCpuInfo"]["DefaultVCpus"]) for info in infos}

@@ -83,10 +83,10 @@ def why_left_out(instance_type: str) -> str:
 @cache
 def left_out() -> list[dict[str, str]]:
     """Rows of data/left_out.csv."""
-    return read_table("left_out.csv", lambda row: row)
+    return read_table("left_out.csv", dict)
 
 
-def read_table(name: str, parse: Callable[[dict[str, str]], R]) -> list[R]:
-    """Parse the rows of a table in data/ that is kept by hand; the tests read all of them."""
+def read_table(name: str | Path, parse: Callable[[dict[str, str]], R]) -> list[R]:
+    """Parse the rows of a table in data/, or at a path, that is kept by hand; the tests read all of them."""
     with (DATA / name).open(encoding="utf-8", newline="") as file:
         return list(map(parse, csv.DictReader(file)))

@@ -88,7 +88,7 @@ def price_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
             yield "a price is above 0 USD per hour", f"{kind} {price.usd_per_hour}"
         if not price.source or price.as_of > latest:
             yield "a price has a source and a date not in the future", f"{kind}: {price.source!r}, {price.as_of}"
-        if kind not in ("on-demand", "block") and offer.on_demand and price.is_above(offer.on_demand):
+        if kind not in ("on-demand", "capacity-block") and offer.on_demand and price.is_above(offer.on_demand):
             yield (
                 f"{kind} is at most on-demand",
                 f"{price.usd_per_hour} above {offer.on_demand.usd_per_hour} USD per hour",

@@ -71,14 +71,8 @@ def sort(offers: Iterable[Offer], priced_as: PricedAs) -> list[Offer]:
 
 
 def price_of(offer: Offer, priced_as: PricedAs) -> HourlyPrice | None:
-    """Price of that kind; None where nobody published one."""
-    prices: dict[PricedAs, HourlyPrice | None] = {
-        "on-demand": offer.on_demand,
-        "reserved": offer.reserved_1yr,
-        "capacity-block": offer.capacity_block,
-        "spot": offer.spot,
-    }
-    return prices[priced_as]
+    """Price of that kind, spot's of the cheapest zone; None where nobody published one."""
+    return next((price for kind, price in offer.prices if kind == priced_as), None)
 
 
 def _matching(kind: str, patterns: Sequence[str], known: Sequence[str]) -> set[str] | None:

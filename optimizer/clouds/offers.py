@@ -5,7 +5,6 @@ data/PROVENANCE.md tells where the rows come from; tests/data checks them.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from bootstrap.contract.words import counted
 from optimizer.catalog import ttl
-from optimizer.catalog.gpus import gpu_table
+from optimizer.catalog.gpus import gpu_table, read_table
 from optimizer.catalog.model import Catalog
 from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
 
@@ -40,10 +39,10 @@ class CloudOffer:
 
 def load_offers(clouds: Collection[str] = tuple(CLOUDS)) -> tuple[CloudOffer, ...]:
     """Return the offers of ``clouds`` by cloud, type and region: a line of prices.csv is one in each of its regions."""
-    types = {row["instance_type"]: row for row in _read("types.csv")}
-    rates = {row["currency"]: row for row in _read("exchange_rates.csv")}
+    types = {row["instance_type"]: row for row in read_table(DATA / "types.csv", dict)}
+    rates = {row["currency"]: row for row in read_table(DATA / "exchange_rates.csv", dict)}
     offers = []
-    for row in _read("prices.csv"):
+    for row in read_table(DATA / "prices.csv", dict):
         if row["cloud"] not in clouds:
             continue
         facts = types[row["instance_type"]]
@@ -62,11 +61,6 @@ def load_offers(clouds: Collection[str] = tuple(CLOUDS)) -> tuple[CloudOffer, ..
     places = list(CLOUDS)
     offers.sort(key=lambda other: (places.index(other.cloud), other.offer.instance.name, other.offer.region))
     return tuple(offers)
-
-
-def _read(name: str) -> list[dict[str, str]]:
-    with (DATA / name).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def _instance_type(facts: dict[str, str]) -> InstanceType:

@@ -196,9 +196,9 @@ class Offer:
     @property
     def prices(self) -> tuple[tuple[str, HourlyPrice], ...]:
         """Known prices with what each is for; spot's of every zone."""
-        one_each = (("on-demand", self.on_demand), ("reserved", self.reserved_1yr), ("block", self.capacity_block))
+        known = ("on-demand", self.on_demand), ("reserved", self.reserved_1yr), ("capacity-block", self.capacity_block)
         spot = (("spot", price) for price in self.spot_by_zone)
-        return (*((kind, price) for kind, price in one_each if price is not None), *spot)
+        return (*((kind, price) for kind, price in known if price is not None), *spot)
 
     def learned_in(self, zone_id: str) -> tuple[LearnedPool, ...]:
         """Events of the spot pool of a zone, or of all for ""."""

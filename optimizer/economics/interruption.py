@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import numpy as np
 from bootstrap.contract.capacity import PoolEvents
 from bootstrap.contract.pools import learned_factor
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
+from optimizer.catalog.gpus import read_table
 from optimizer.contract.hardware import LearnedPool
 from optimizer.contract.units import HOURS_PER_MONTH
 from optimizer.performance.types import Floats
@@ -103,8 +103,7 @@ def measured_hazard(*, multi_gpu: bool) -> Hazard:
 
     The rate is an upper bound: a running node can outlive a dip.
     """
-    traces = csv.DictReader(TRACES.read_text(encoding="utf-8").splitlines())
-    rows = [row for row in traces if (int(row["gpus_per_node"]) > 1) == multi_gpu]
+    rows = [row for row in read_table(TRACES, dict) if (int(row["gpus_per_node"]) > 1) == multi_gpu]
     interruptions = sum(int(row["interruptions"]) for row in rows)
     return Hazard(
         rate_per_node_hour=interruptions / sum(float(row["available_hours"]) for row in rows),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +10,7 @@ from typing import Literal
 
 from bootstrap.contract.staging import CONNECTIONS, PART_BYTES, RESERVE_BYTES, THREADS
 from bootstrap.contract.words import counted
+from optimizer.catalog.gpus import read_table
 from optimizer.contract.hardware import InstanceType
 from optimizer.contract.plan import NodeSpec, Volumes
 from optimizer.contract.units import GIB
@@ -106,5 +106,4 @@ def _write_bytes_per_s(name: str, machine: InstanceType, volumes: Volumes) -> tu
 
 @cache
 def _nvme_writes() -> dict[str, dict[str, str]]:
-    with NVME_WRITES.open(encoding="utf-8", newline="") as file:
-        return {row["instance_type"]: row for row in csv.DictReader(file)}
+    return {row["instance_type"]: row for row in read_table(NVME_WRITES, dict)}
