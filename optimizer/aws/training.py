@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -116,28 +116,16 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
     )
 
 
-@dataclass(kw_only=True)
-class MeasuredRuns:
-    """Rows, oldest first, and why an object is none, by key."""
-
-    rows: list[MeasuredRow] = field(default_factory=list)
-    unread: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def newest(self) -> MeasuredRow | None:
-        """The newest row, if any."""
-        return self.rows[-1] if self.rows else None
-
-
-def read_measured(client: S3Client, bucket: str, checkpoint_prefix: str, *, run_id: str | None = None) -> MeasuredRuns:
-    """Read every row of a stack, or those of one run."""
+def read_measured(
+    client: S3Client, bucket: str, checkpoint_prefix: str, *, run_id: str | None = None
+) -> tuple[list[MeasuredRow], dict[str, str]]:
+    """Read every row of a stack, or those of one run, the oldest first; and why an object is none, by key."""
     prefix = f"{checkpoint_prefix}/{FOLDER if run_id is None else run_prefix(run_id)}"
-    runs = MeasuredRuns()
+    rows, unread = list[MeasuredRow](), dict[str, str]()
     for key in [item["Key"] for item in list_objects(client, bucket, prefix)]:
         try:
             body = read_object(client, bucket, key).decode(errors="replace")
-            runs.rows.append(parse(body, f"s3://{bucket}/{key}"))
+            rows.append(parse(body, f"s3://{bucket}/{key}"))
         except FormatError as error:
-            runs.unread[key] = str(error)
-    runs.rows.sort(key=lambda row: row.at)
-    return runs
+            unread[key] = str(error)
+    return sorted(rows, key=lambda row: row.at), unread

@@ -148,16 +148,16 @@ def _read_cells(file: StackFile) -> tuple[list[dict[str, Any]], str]:
     place = f"s3://{names.bucket}/{names.checkpoint_prefix}/{FOLDER}"
     hint = f"gpufleet status --stack {file.stack} tells what the credentials may read"
     with errors.explained(f"{place} cannot be read", next_step=hint):
-        runs = read_measured(clients.s3(names.region), names.bucket, names.checkpoint_prefix)
-    for reason in runs.unread.values():
+        rows, unread = read_measured(clients.s3(names.region), names.bucket, names.checkpoint_prefix)
+    for reason in unread.values():
         say(f"refused: {reason}", err=True)
-    if not runs.rows:
+    if not rows:
         raise DataMissingError(
             f"{place} holds no measured run",
             why="the reference trainer writes one after its first steps; code of your own writes none",
             next_step=f"gpufleet status --stack {file.stack}; for code of your own: gpufleet calibrate --template",
         )
-    measured = newest_by_layout(runs.rows)
+    measured = newest_by_layout(rows)
     instance_types = {instance.name: instance for instance in load_catalog().instance_types}
     cells = [cells_of(row, gpu_table(), instance_types.get(row.instance_type)) for row in measured]
     days = [row.at for row in measured]

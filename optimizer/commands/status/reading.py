@@ -15,7 +15,7 @@ from infra.naming import Names
 from optimizer.aws import actuals, clients, control, errors
 from optimizer.aws.actuals import DeployedGroup, LaunchFailure
 from optimizer.aws.log_group import NodeMinute, read_copies, read_gpus
-from optimizer.aws.training import MeasuredRuns, TrainingProgress, read_measured, read_progress
+from optimizer.aws.training import TrainingProgress, read_measured, read_progress
 from optimizer.contract.errors import DataMissingError, GpufleetError
 
 T = TypeVar("T")
@@ -71,12 +71,12 @@ def read(names: Names, now: datetime) -> Reading:
     reading.request = reading.attempt("request", lambda: control.read_request(s3, bucket, prefix), None)
     reading.progress = reading.attempt("progress", lambda: read_progress(s3, bucket, names.checkpoint_prefix), None)
     if reading.state is not None:
-        run_id, rows = reading.state.run_id, MeasuredRuns()
-        rows = reading.attempt(
-            "measured runs", lambda: read_measured(s3, bucket, names.checkpoint_prefix, run_id=run_id), rows
+        run_id, none = reading.state.run_id, (list[MeasuredRow](), dict[str, str]())
+        rows, unread = reading.attempt(
+            "measured runs", lambda: read_measured(s3, bucket, names.checkpoint_prefix, run_id=run_id), none
         )
-        reading.measured = rows.newest
-        reading.unread |= rows.unread
+        reading.measured = rows[-1] if rows else None
+        reading.unread |= unread
     if reading.group is not None:
         ec2 = clients.ec2(region)
         launches = reading.attempt("instances", lambda: actuals.read_launches(ec2, names.groups), None)
