@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +134,7 @@ def preflight(
         GpufleetError: no credentials, refused ones, or no way to AWS.
     """
     region = settings.plan.region
-    caller, ec2 = caller_of(region), clients.ec2(region)
+    caller, ec2, subnet_ids = caller_of(region), clients.ec2(region), list(settings.subnet_ids)
     identity = passed(f"account {caller['Account']} as {caller['Arn']}", check="identity", value=caller["Account"])
     context = Context(
         settings=settings,
@@ -143,7 +142,7 @@ def preflight(
         account_id=caller["Account"],
         ec2=ec2,
         service_quotas=clients.service_quotas(region),
-        subnet_zones=ask(partial(network.subnet_zones, ec2, settings.subnet_ids)),
+        subnets=ask(lambda: ec2.describe_subnets(SubnetIds=subnet_ids)["Subnets"] if subnet_ids else []),
         now=at or datetime.now(UTC),
     )
     with ThreadPoolExecutor(max_workers=CHECKS_AT_ONCE) as pool:

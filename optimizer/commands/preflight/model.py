@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -133,14 +133,14 @@ def find(call: Callable[[], T]) -> T | Unknown:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The input of every check; zones are ids, of the configured subnets in their order."""
+    """The input of every check; ``subnets`` are those of the configuration, as AWS describes them."""
 
     settings: StackSettings
     stack: str  # empty where none was named
     account_id: str  # of the credentials
     ec2: EC2Client
     service_quotas: Any
-    subnet_zones: tuple[str, ...] | Unknown
+    subnets: Sequence[Any] | Unknown
     now: datetime
 
     @property
@@ -163,7 +163,9 @@ class Context:
         """Known zone ids of the nodes, as the Pulumi program chooses: the subnets', the configured one, the plan's."""
         settings = self.settings
         if settings.subnet_ids:
-            return () if isinstance(self.subnet_zones, Unknown) else self.subnet_zones
+            subnets = () if isinstance(self.subnets, Unknown) else self.subnets
+            zones = {subnet["SubnetId"]: subnet["AvailabilityZoneId"] for subnet in subnets}
+            return tuple(zones[subnet_id] for subnet_id in settings.subnet_ids if subnet_id in zones)
         wanted = (settings.zone_id,) if settings.zone_id else self.plan.wanted_zone_ids
         return wanted[:1] if settings.one_zone else wanted
 

@@ -15,15 +15,6 @@ if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
 
 
-def subnet_zones(ec2: EC2Client, subnet_ids: tuple[str, ...]) -> tuple[str, ...]:
-    """Return ids of the zones of ``subnet_ids``, in their order."""
-    if not subnet_ids:
-        return ()
-    answer = ec2.describe_subnets(SubnetIds=list(subnet_ids))
-    zones = {subnet["SubnetId"]: subnet["AvailabilityZoneId"] for subnet in answer["Subnets"]}
-    return tuple(zones[subnet_id] for subnet_id in subnet_ids)
-
-
 def check_vpc(context: Context) -> Iterator[Finding]:
     """Check that the given VPC resolves names: https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html."""
     vpc_id = context.settings.vpc_id
@@ -42,10 +33,12 @@ def check_vpc(context: Context) -> Iterator[Finding]:
 
 def check_addresses(context: Context) -> Iterator[Finding]:
     """Check that the given subnets have an address for each node."""
-    subnet_ids, nodes = context.settings.subnet_ids, context.plan.node_count
+    subnet_ids, nodes, subnets = context.settings.subnet_ids, context.plan.node_count, context.subnets
+    if isinstance(subnets, Unknown):
+        yield subnets.finding()
+        return
     if not subnet_ids:
         return
-    subnets = context.ec2.describe_subnets(SubnetIds=list(subnet_ids))["Subnets"]
     free = sum(subnet["AvailableIpAddressCount"] for subnet in subnets)
     yield Finding(
         f"{counted(free, 'free address', 'free addresses')} in {', '.join(subnet_ids)} for {counted(nodes, 'node')}",

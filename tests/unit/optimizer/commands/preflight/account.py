@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
@@ -298,7 +298,7 @@ def context(
     plan: FleetPlan | None = None,
     *,
     stack: str = "dev",
-    subnet_zones: tuple[str, ...] | Unknown = (),
+    subnets: Sequence[Any] | Unknown = (),
     **changes: Any,
 ) -> Context:
     """Return the input of a check for ``target(plan, **changes)``."""
@@ -308,7 +308,7 @@ def context(
         account_id=ACCOUNT,
         ec2=clients.ec2("us-east-1"),
         service_quotas=clients.service_quotas("us-east-1"),
-        subnet_zones=subnet_zones,
+        subnets=subnets,
         now=NOW,
     )
 

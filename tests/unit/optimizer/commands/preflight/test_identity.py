@@ -30,7 +30,9 @@ def test_credentials_that_aws_refuses_end_it(aws: FakeAws, code: str) -> None:
 
 def test_the_nodes_go_to_the_zones_of_given_subnets_else_to_the_stacks_or_the_plans(aws: FakeAws) -> None:
     own: dict[str, Any] = {"vpc_id": "vpc-1", "subnet_ids": ("subnet-1",), "zone_id": "use1-az2"}
-    assert context(**own, subnet_zones=("use1-az4",)).zone_ids == ("use1-az4",)
-    assert context(**own, subnet_zones=Unknown(reason="denied")).zone_ids == ()
+    assert context(**own, subnets=[{"SubnetId": "subnet-1", "AvailabilityZoneId": "use1-az4"}]).zone_ids == (
+        "use1-az4",
+    )
+    assert context(**own, subnets=Unknown(reason="denied")).zone_ids == ()
     assert context(zone_id="use1-az6").zone_ids == ("use1-az6",)
     assert context().zone_ids == ("use1-az2",) and context(mode="workers").zone_ids == ("use1-az2", "use1-az6")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from optimizer.commands.preflight.image import check_container_image, check_image
-from optimizer.commands.preflight.network import check_data_bucket, subnet_zones
+from optimizer.commands.preflight.network import check_data_bucket
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
 from tests.plans import sample_plan
 from tests.unit.optimizer.commands.preflight.account import (
@@ -140,7 +140,7 @@ def endpoints(aws: FakeAws, *services: str, private_names: bool = True, table: s
 
 
 def existing(*subnet_ids: str, **changes: Any) -> Any:
-    return context(vpc_id="vpc-1", subnet_ids=subnet_ids or ("subnet-1",), subnet_zones=("use1-az2",), **changes)
+    return context(vpc_id="vpc-1", subnet_ids=subnet_ids or ("subnet-1",), **{"subnets": [subnet()]} | changes)
 
 
 @pytest.mark.parametrize("main", [True, False])
@@ -198,13 +198,11 @@ def test_a_vpc_must_resolve_names(vpc: FakeAws, support: bool, level: str) -> No
 
 @pytest.mark.parametrize(("free", "level"), [(2, "ok"), (1, "error")])
 def test_a_gang_needs_an_address_for_each_node(vpc: FakeAws, free: int, level: str) -> None:
-    vpc.answers["DescribeSubnets"] = {"Subnets": [subnet(AvailableIpAddressCount=free)]}
-    row = only(check_addresses(existing()))
+    row = only(check_addresses(existing(subnets=[subnet(AvailableIpAddressCount=free)])))
     assert (row.level, row.value, row.limit) == (level, free, 2)
     assert not list(check_addresses(context()))
 
 
 def test_zones_come_in_the_order_of_the_subnets(aws: FakeAws) -> None:
-    aws.answers["DescribeSubnets"] = {"Subnets": [subnet(SubnetId="subnet-2", AvailabilityZoneId="use1-az6"), subnet()]}
-    assert subnet_zones(context().ec2, ("subnet-1", "subnet-2")) == ("use1-az2", "use1-az6")
-    assert subnet_zones(context().ec2, ()) == ()
+    subnets = [subnet(SubnetId="subnet-2", AvailabilityZoneId="use1-az6"), subnet()]
+    assert existing("subnet-1", "subnet-2", subnets=subnets).zone_ids == ("use1-az2", "use1-az6")
