@@ -32,7 +32,7 @@ from optimizer.contract.request import read_request_file, request_from_dict
 def run_recommend(request: str, answer: Path, *flags: str) -> str:
     """Run ``gpufleet recommend REQUEST --save ANSWER`` with further flags, and return the path of its answer.
 
-    Spot prices are today's; a catalog of the user's own choice is not refreshed, and a dry run leaves it as it is.
+    Spot prices are today's, except in a dry run and in a catalog of the user's own choice, which are not refreshed.
     """
     wanted = request_from_dict(read_request_file(Path(request)), origin=request)
     is_kept = is_dry_run() or os.environ.get(DIRECTORY_VARIABLE)
@@ -79,7 +79,8 @@ def follow_run(
 ) -> bool:
     """Print what changes until the run has ended; a run that ends neither done nor stopped ends the program with 1.
 
-    Returns True when the run ``leaves`` the stack; without somebody who follows it by ``again`` it does not.
+    Returns True when the run ``leaves`` the stack; without somebody who follows it by ``again`` it does not. Without
+    ``follow`` the function only says how to.
     """
     if not follow:
         say(f"the controller starts the nodes within a minute: gpufleet status --stack {stack} --watch 60")
