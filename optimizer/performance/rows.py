@@ -238,7 +238,7 @@ def _read_transformer(row: Row) -> ModelSpec:
         )  # fmt: skip
 
     # GPT-2, MPT and BERT tie output projection and embedding, Llama of 4B and more does not.
-    if not row.parameters:
+    if row.parameters < 1:
         return check_shape(build(tied=not gated))
     # A given count stands: it includes biases, norms and positions.
     nearest = min((build(True), build(False)), key=lambda model: abs(model.parameters - row.parameters))

@@ -162,7 +162,12 @@ def test_a_row_is_faster_by_what_its_source_says_of_it() -> None:
     bert = {"model": "bert-large", "gpu": "h200-141gb", "gpus": 8, "seq_len": 512, "micro_batch": 48}
     bert |= {"architecture": "encoder", "layers": 24, "hidden_size": 1024, "framework": "megatron"}
     hgx = {**mixture, "gpus_per_node": 8}
+    llama = {"model": "llama-3.1-8b", "gpu": "b300-269gb", "gpus": 8, "seq_len": 8192, "precision": "fp8"}
+    titan = llama | {"gpu": "h100-80gb", "framework": "torchtitan"}
+    llama |= {"framework": "nemo", "sharding": "zero1"}
     for rows in (
+        [llama | {"precision_real": "MXFP8"}, llama | {"precision_real": "fp8-cs"}],
+        [titan | {"date": "2024-12"}, titan | {"date": "2025-07"}],
         [hgx, mixture, {**mixture, "cuda_graphs": 1}, {**mixture, "date": "2026-06"}],
         [
             bert,
