@@ -86,7 +86,7 @@ class StackSettings(_Model):
     plan: FleetPlan
     """The FleetPlan to carry out. Write it with `gpufleet stack set PLAN --stack NAME`, not by hand."""
     vpc_id: str = ""
-    """Existing VPC to use instead of creating one; needs subnetIds. It must reach S3, EC2, Auto Scaling, SSM,
+    """Existing VPC to use instead of creating one; needs subnetIds. It must reach S3, EC2, Auto Scaling, SSM, STS,
     CloudWatch and CloudWatch Logs."""
     subnet_ids: tuple[NonEmpty, ...] = ()
     """Private subnets of vpcId. A fleet of several nodes runs in one zone and takes one subnet."""

@@ -18,7 +18,7 @@ from bootstrap.contract.pools import YOUNG_S, Pool, PoolEvent, PoolRecord, Prosp
 from bootstrap.contract.spot_values import Terms, should_wait, spot_saving
 from bootstrap.contract.timings import ASK_AGAIN, BOOT, ENDING, HOUR, TICK
 
-# From a launch to its refusal: a tick sees it, and the next one starts elsewhere.
+# A refused launch takes two ticks: the first sees the refusal, the second asks elsewhere.
 TRY_HOURS = 2 * TICK / HOUR
 # Rates of return are rounded to powers of this, and prices to this many digits, so that few tables serve a run.
 _FACTOR_STEP = 2.5
@@ -89,25 +89,25 @@ class RunView(Generic[Pool]):
 
 
 def has_no_time(view: RunView[Pool]) -> bool:
-    """Until the next tick, the time left falls below work and one launch, so nothing but on-demand may be launched."""
+    """Return whether the next tick has no time for the work and a launch: then only on-demand may be launched."""
     return view.left_hours - view.step_hours < view.work_hours + view.delays.restart_bound_hours
 
 
 def may_launch(view: RunView[Pool]) -> bool:
-    """Spot nodes that come now can load before they would have to be left again."""
+    """Return whether spot nodes that come now can load before the guard would buy on demand in their place."""
     delays = view.delays
     needed_hours = view.work_hours + delays.lost_bound_hours + delays.restart_bound_hours
     return view.left_hours - view.step_hours - delays.restart_hours >= needed_hours
 
 
 def must_buy(view: RunView[Pool]) -> bool:
-    """On-demand nodes are needed now; spot nodes stay while their loss at the next tick leaves time for a launch."""
+    """Return whether the run needs on-demand now; spot stays while its loss at the next tick leaves time to launch."""
     if view.mode is not Mode.SPOT:
         return has_no_time(view)
     worked = max(0.0, view.step_hours - view.loading_hours)
     if view.work_hours <= worked:
         return False
-    # A reclaim takes the work since the last checkpoint along.
+    # A reclaim also loses the work since the last checkpoint.
     needed_hours = view.work_hours - worked + view.delays.lost_bound_hours + view.delays.restart_bound_hours
     return view.left_hours - view.step_hours < needed_hours
 
@@ -160,7 +160,7 @@ class Adaptive(Generic[Pool]):
         )
 
     def worth(self, view: RunView[Pool]) -> list[Prospect[Pool]]:
-        """Return the pools of ``rank`` that are worth asking now; the restarts of on-demand nodes spend slack, too."""
+        """Return the pools of ``rank`` that are worth asking now; leaving on-demand nodes spends slack on a restart."""
         ranked = self.rank(view)
         if view.mode is not Mode.ON_DEMAND or not ranked:
             return ranked
@@ -196,12 +196,12 @@ class Adaptive(Generic[Pool]):
         )
 
     def _droughts_s(self, view: RunView[Pool], ranked: list[Prospect[Pool]]) -> list[float]:
-        """Return how long each of these pools has been empty, as far as it has refused."""
+        """Return how long each of these pools has been empty; pools that have not refused are left out."""
         since = [self._records[prospect.name].empty_since_s for prospect in ranked]
         return [view.now_s - since_s for since_s in since if since_s is not None]
 
     def _terms(self, view: RunView[Pool], ranked: list[Prospect[Pool]]) -> Terms:
-        """Return the terms of the run's values; all pools are taken for one, whose droughts the first of them ends."""
+        """Return the terms of the run's values; all pools count as one, back when the first of them is."""
         droughts = self._droughts_s(view, ranked)
         youngest_s, delays = min(droughts, default=0.0), view.delays
         # Rates add; each is 1 / (age + YOUNG_S).

@@ -82,7 +82,7 @@ def first_state(tick: Tick) -> ControllerState:
 
 
 def _change_run(tick: Tick, state: ControllerState) -> ControllerState:
-    """Begin the run of the settings, where it is another."""
+    """Begin the settings' run where it is not the state's."""
     settings = tick.settings
     if state.job != settings.job:
         # Instances of the old job are charged to their end.
@@ -116,7 +116,7 @@ def _desired(tick: Tick, state: ControllerState) -> int:
 
 def _run(tick: Tick, state: ControllerState, reason: str) -> ControllerState:
     if state.phase in UP and tick.seen.groups and _desired(tick, state) == 0 < state.desired_seen:
-        # Asked during an outage, after the nodes had ended themselves.
+        # A person asked during an outage, after the nodes had ended themselves.
         return replace(state, desired_seen=0).with_phase("waiting", reason, tick.now)
     paused = state.after if state.phase == "draining" else state.phase
     if paused in ENDED:

@@ -45,7 +45,7 @@ def build_optimizer(config: TrainerConfig, model: nn.Module) -> torch.optim.Opti
     matrices, vectors = ([p for p in trained if (p.ndim >= 2) is wanted] for wanted in (True, False))
     decays = ((matrices, config.weight_decay), (vectors, 0.0))
     groups = [{"params": parameters, "weight_decay": decay} for parameters, decay in decays if parameters]
-    # Without it, PyTorch keeps about 4 bytes a parameter more during the step; the plan does not count them.
+    # A step that is not fused keeps about 4 bytes a parameter more, which the plan does not count.
     fused = next(model.parameters()).is_cuda
     match config.optimizer:
         case "adamw":
@@ -103,7 +103,7 @@ class LossScale:
     """
 
     GROWTH_INTERVAL = 2000
-    # Megatron-LM's and DeepSpeed's, too: gradients that overflow without any scale are not too small for fp16.
+    # Megatron-LM and DeepSpeed end at it too: gradients that overflow unscaled are not too small for fp16.
     LEAST = 1.0
 
     def __init__(self, enabled: bool) -> None:
@@ -146,8 +146,8 @@ def gradient_norm(parameters: list[nn.Parameter]) -> torch.Tensor:
     for parameter in parameters:
         if parameter.grad is not None:
             held.setdefault(_holders(parameter.grad), []).append(local(parameter.grad))
-    # Ranks that hold the same part each count an equal share of it. A tensor of these shares would come from the host,
-    # which would wait for the backward pass to copy it.
+    # Each of n ranks that hold the same part counts 1 / n of it. A tensor of these shares would come from the
+    # host, which would wait for the backward pass to copy it.
     squares = [torch.stack(torch._foreach_norm(same)).float().square().sum() / (n or 1) for n, same in held.items()]
     total = torch.stack(squares).sum()
     if any(held):

@@ -120,7 +120,7 @@ def _checkpointed(layer: nn.Module, config: TrainerConfig, settings: Any) -> nn.
 
 
 def _compiled_contexts(last: tuple[int, int]) -> Any:
-    """Contexts of torch's own, which the compiler asks once and takes no others."""
+    """Return torch's own contexts: the compiler takes no others, and asks for them once."""
 
     def policy(_: Any, operation: Any, *arguments: Any, **__: Any) -> CheckpointPolicy:
         is_last = operation == _aten.mm.default and arguments[1].shape == last[::-1]
@@ -140,12 +140,12 @@ def _replicate(model: nn.Module, config: TrainerConfig, mesh: DeviceMesh) -> nn.
     if mesh.size() == 1:
         return model
     if config.family != "cnn":
-        # By default torch.compile cuts graphs where a bucket ends, which a layer compiled by itself does not need: the
-        # parts keep what the whole computes again.
+        # By default torch.compile cuts graphs where a bucket ends. A layer that is compiled by itself needs no cut, and
+        # its parts would keep what the whole layer computes again.
         dynamo.config.optimize_ddp = False
     return DistributedDataParallel(
         model,
-        # 98.7% instead of 97.0% of linear scaling for ResNet-50 on four H100, 94.4 instead of 89.6 for BERT-large.
+        # With this view ResNet-50 reaches 98.7% of linear scaling on four H100, not 97.0%, BERT-large 94.4%, not 89.6%.
         gradient_as_bucket_view=True,
         broadcast_buffers=False,
         # Accumulation skips the reduction that a static graph is recorded in.
@@ -159,7 +159,7 @@ def _policy(config: TrainerConfig) -> MixedPrecisionPolicy:
 
 
 def _fully_shard(module: nn.Module, config: TrainerConfig, mesh: DeviceMesh, *, last: bool = False) -> None:
-    # The backward pass begins with the last ones.
+    # The backward pass begins with the last module, which therefore stays gathered.
     again = config.sharding == "zero3" and not last
     sharded = mesh[SHARDED] if config.context_parallel > 1 else mesh["dp_shard"]
     fully_shard(module, mesh=sharded, mp_policy=_policy(config), reshard_after_forward=again)

@@ -94,7 +94,7 @@ def _parse_group(group: Any) -> DeployedGroup:
 def read_launches(client: EC2Client, groups: Sequence[str]) -> dict[str, tuple[datetime, str]]:
     """Return each instance's start and lifecycle ("on-demand" in a reservation, too).
 
-    Not by IDs: one that EC2 does not know yet would fail the others' answer
+    The groups' tag selects them: asked by ids, EC2 refuses all where it does not know one id yet
     (https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html).
     """
     of_groups = filters({"tag:aws:autoscaling:groupName": groups})

@@ -140,7 +140,9 @@ Example:
     help="Memory of one GPU in GiB, as EC2 reports it (A10G and L4: 22.4).",
 )
 @click.option("--region", "regions", multiple=True, metavar="PATTERN", help="Region or pattern (us-*); repeatable.")
-@click.option("--instance-type", "types", multiple=True, metavar="PATTERN", help="Type or pattern (p5*); repeatable.")
+@click.option(
+    "--instance-type", "instance_types", multiple=True, metavar="PATTERN", help="Type or pattern (p5*); repeatable."
+)
 @click.option(
     "--price",
     "priced_as",
@@ -156,7 +158,7 @@ def command(
     count: Range,
     memory: Range,
     regions: tuple[str, ...],
-    types: tuple[str, ...],
+    instance_types: tuple[str, ...],
     priced_as: PricedAs,
     output_format: str,
 ) -> None:
@@ -180,7 +182,7 @@ def command(
         others = load_offers(tuple(CLOUDS) if cloud == "all" else (cloud,))
         write_notes(price_notes(others))
         catalog = join_catalog(catalog, others, aws=cloud == "all")
-    chosen = select(catalog, gpus=gpus, count=count, memory_gib=memory, regions=regions, types=types)
+    chosen = select(catalog, gpus=gpus, count=count, memory_gib=memory, regions=regions, types=instance_types)
     offers = sort(chosen, priced_as)
     if offers and priced_as != "on-demand" and not any(price_of(offer, priced_as) for offer in offers):
         raise DataMissingError(

@@ -25,9 +25,9 @@ COPY_GIB_PER_S_PER_GPU = 24.5
 # Other engines: torch.distributed.checkpoint saves 15 GiB on one node of four H200 in 7.4 s, in sync (measured 2026).
 SAVE_GIB_PER_S_PER_NODE = 15 / 7.4
 
-# The most a user can lose to their own bug.
+# A user's own bug loses at most this much work.
 MAX_INTERVAL_S = 3600.0
-# Below, it is mostly the overhead of starting to save.
+# A shorter interval is mostly the overhead of starting to save.
 MIN_INTERVAL_S = 60.0
 
 # Noncurrent days end at the next midnight UTC, half a day later on average:
@@ -40,9 +40,9 @@ class CheckpointTimes:
     """Checkpoints of fleets, one an element.
 
     Attributes:
-        stall_s: of the training, for one.
-        save_s: from its step until it is stored and counts, beyond the stall.
-        usd: S3's price of one that is pruned later.
+        stall_s: seconds for which a checkpoint stops the training.
+        save_s: seconds from the step until its checkpoint is stored and counts, beyond the stall.
+        usd: S3's price of a checkpoint that is pruned later.
     """
 
     stall_s: Floats

@@ -96,7 +96,7 @@ def _note_code(problem: Problem) -> Iterator[str]:
     # A request that names another framework needs no note.
     if reach.beyond_trainer and problem.request.workload.framework in trainer.FRAMEWORKS:
         may = f", which may use {', '.join(reach.axes)} parallelism (--parallelism data narrows it)"
-        asked = "" if problem.request.constraints.parallelism else may
+        asked = "" if problem.request.constraints.parallelism or not problem.model.has_like_layers else may
         yield f"plans are for training code of your own{asked}: {'; '.join(reach.beyond_trainer)}"
 
 

@@ -103,12 +103,12 @@ class EngineRun:
         return fetched
 
     def prepare(self, model: nn.Module) -> None:
-        """Note a new model's form, and make what a checkpoint's run made in it, where the checkpoint was asked for."""
+        """Note a new model's form, and add what a fetched checkpoint's run added to it."""
         self._forms, self._model = ModuleForms({"model": model}), model
         self.take_forms()
 
     def take_forms(self) -> None:
-        """Make the places of what a fetched checkpoint's run made in the model, before the engine loads its tensors."""
+        """Add to the model what a fetched checkpoint's run added to it, before the engine loads the tensors."""
         fetched = vars(self).get("fetched")  # a model that is only evaluated stays as it is
         if self._forms is not None and fetched and not self._told and (file := fetched.folder / CHANGES_FILE).exists():
             self._told = torch.load(file, map_location="cpu", weights_only=True)
@@ -190,7 +190,7 @@ class EngineRun:
         self._writer_id = self._ranks.broadcast(uuid.uuid4().hex[:12])
         self.ledger = Ledger.open(self.files.store, self._ranks.rank, writer_id=self._writer_id)
         self._progress = ProgressFile(global_batch=global_batch)
-        # Only for a torchrun that is gone: the engine may evaluate for hours between two steps.
+        # The heartbeat notices a torchrun that is gone, no hang: the engine may evaluate for hours between two steps.
         self._heartbeat.beat(limit_s=math.inf, doing="the engine's loop")
         self._watcher.start()
         self.ledger.start(started_at=process_started_at(), world_size=self._ranks.world_size)

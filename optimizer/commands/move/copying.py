@@ -1,6 +1,6 @@
 """Copies a run's newest valid checkpoint and its ledger from one region's bucket to another's, inside S3.
 
-No node is paid while the copy runs, none may read the bucket and use the key of another stack, and the old stack may go
+No node is paid while the copy runs, no node needs rights on another stack's bucket and key, and the old stack may go
 at once. Within a region nothing moves: another plan of the same stack reads the same bucket.
 """
 

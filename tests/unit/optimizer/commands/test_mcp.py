@@ -29,21 +29,9 @@ REACHED = {
     *("optimizer", "method", "lora_rank", "lora_targets", "lora_alpha", "frozen", "framework", "compiled"),
     *("parallelism", "sharding", "budget_usd", "deadline_hours", "regions", "purchase_options", "spot_fallback"),
     *("instance_types", "gpus", "max_nodes", "objective", "hour_usd", "calibration"),
-    *("instance_type", "gpu", "network", "nodes", "micro_batch", "grad_accum", "tensor", "pipeline", "context"),
-    *("expert", "virtual_stages", "activation_checkpointing", "batch", "count", "memory", "cloud"),
-    *(
-        "priced_as",
-        "sort_key",
-        "types",
-        "against",
-        "points",
-        "plan",
-        "plan_number",
-        "stack",
-        "config_given",
-        "directory",
-        "since",
-    ),
+    *("instance_type", "gpu", "nodes", "micro_batch", "tensor", "pipeline", "context", "expert", "virtual_stages"),
+    *("activation_checkpointing", "batch", "count", "memory", "cloud", "priced_as", "against"),
+    *("plan", "plan_number", "stack", "config_given", "directory", "since"),
 }
 
 
