@@ -45,6 +45,11 @@ class RankGroup:
                     OWN_STORE_VARIABLE,
                 )
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        elif (ranks := positive_number("WORLD_SIZE", "a count") or 1) > 1:
+            raise ConfigurationError(
+                f"this is one of {ranks:.0f} ranks, and torch.distributed is not initialised: each would train alone, "
+                "into one store. First call torch.distributed.init_process_group(), and wrap the model (DDP, FSDP2)"
+            )
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._refuse_one_node_of_several()

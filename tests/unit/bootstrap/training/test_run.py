@@ -565,6 +565,12 @@ def test_ranks_that_are_all_on_one_node_of_several_are_refused(tmp_path: Path, m
         Training(str(tmp_path))
 
 
+def test_ranks_that_would_train_alone_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(ConfigurationError, match=r"one of 8 ranks.*init_process_group"):
+        Training(str(tmp_path))
+
+
 def test_a_run_that_is_refused_leaves_nothing_that_ends_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
