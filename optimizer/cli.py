@@ -74,8 +74,6 @@ GONE = {
     "policy": "gpufleet stack policy prints it",
     "wheels": "gpufleet stack wheels packs them",
     "profile --batch-size": "two, four and eight samples are traced",
-    "recommend --spot-spread": "a plan's alternates are the other types that its nodes may be of",
-    "what-if --spot-spread": "a plan's alternates are the other types that its nodes may be of",
     "policy --region": "the stack's plan has it",
     "set --image": "pulumi config set gpufleet:image REPOSITORY@DIGEST, which docker push prints",
     "offers --sort": "--price KIND sorts by the price of a GPU; --format csv is for orders of your own",
@@ -87,7 +85,6 @@ GONE = {
     "up --wait-minutes": "a region may refuse all nodes for ten minutes, twice the time between two asks",
     "stop --timeout": "a node's last checkpoint has its terminate hook's timeout, which the plan sets",
 }
-
 
 # Packages that some commands alone import, with the extra of pyproject.toml that installs them.
 EXTRAS = {

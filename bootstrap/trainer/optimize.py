@@ -146,8 +146,7 @@ def gradient_norm(parameters: list[nn.Parameter]) -> torch.Tensor:
     for parameter in parameters:
         if parameter.grad is not None:
             held.setdefault(_holders(parameter.grad), []).append(local(parameter.grad))
-    # Each of n ranks that hold the same part counts 1 / n of it. A tensor of these shares would come from the
-    # host, which would wait for the backward pass to copy it.
+    # Each of n ranks with the same part counts 1 / n of it. A tensor of shares would wait for the GPU to be copied.
     squares = [torch.stack(torch._foreach_norm(same)).float().square().sum() / (n or 1) for n, same in held.items()]
     total = torch.stack(squares).sum()
     if any(held):

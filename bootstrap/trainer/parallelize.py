@@ -140,8 +140,7 @@ def _replicate(model: nn.Module, config: TrainerConfig, mesh: DeviceMesh) -> nn.
     if mesh.size() == 1:
         return model
     if config.family != "cnn":
-        # By default torch.compile cuts graphs where a bucket ends. A layer that is compiled by itself needs no cut, and
-        # its parts would keep what the whole layer computes again.
+        # By default torch.compile cuts a layer where a bucket ends: the parts keep what the whole layer computes again.
         dynamo.config.optimize_ddp = False
     return DistributedDataParallel(
         model,

@@ -140,9 +140,7 @@ Example:
     help="Memory of one GPU in GiB, as EC2 reports it (A10G and L4: 22.4).",
 )
 @click.option("--region", "regions", multiple=True, metavar="PATTERN", help="Region or pattern (us-*); repeatable.")
-@click.option(
-    "--instance-type", "instance_types", multiple=True, metavar="PATTERN", help="Type or pattern (p5*); repeatable."
-)
+@click.option("--instance-type", "instance_types", multiple=True, metavar="TYPE", help="Type or p5*; repeatable.")
 @click.option(
     "--price",
     "priced_as",
