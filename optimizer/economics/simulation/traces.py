@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from optimizer.contract.errors import InvalidInputError, describe_invalid
 from optimizer.performance.types import Ints
@@ -17,18 +17,12 @@ from optimizer.performance.types import Ints
 _FORMAT = '{"metadata": {"gap_seconds": 600}, "data": [1, 1, 0, ...]}, a value is the number of nodes available'
 
 
-class _Metadata(BaseModel):
+class _TraceFile(BaseModel):
     # Collectors add fields of their own.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    gap_seconds: float = Field(gt=0, allow_inf_nan=False)
-    start_time: datetime | None = None
-
-
-class _TraceFile(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    metadata: _Metadata
+    gap_s: float = Field(gt=0, allow_inf_nan=False, validation_alias=AliasPath("metadata", "gap_seconds"))
+    start_time: datetime | None = Field(None, validation_alias=AliasPath("metadata", "start_time"))
     data: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
 
 
@@ -40,11 +34,6 @@ class CapacityTrace:
     gap_s: float
     nodes: Ints
     start_time: datetime | None = None
-
-    @property
-    def hours(self) -> float:
-        """Length of the trace."""
-        return len(self.nodes) * self.gap_s / 3600
 
 
 def read_trace(path: Path) -> CapacityTrace:
@@ -63,10 +52,10 @@ def read_trace(path: Path) -> CapacityTrace:
         raise InvalidInputError(f"trace {path}: {describe_invalid(error)[0]}", limit=_FORMAT) from error
     except ValueError as error:
         raise InvalidInputError(f"trace {path} is not JSON: {error}", limit=_FORMAT) from error
-    start = content.metadata.start_time
+    start = content.start_time
     return CapacityTrace(
         name=path.name,
-        gap_s=content.metadata.gap_seconds,
+        gap_s=content.gap_s,
         nodes=np.array(content.data, dtype=np.int64),
         start_time=start.replace(tzinfo=start.tzinfo or UTC) if start else None,
     )
@@ -83,7 +72,7 @@ def draw_places(trace: CapacityTrace, hours: float, starts: int, random: np.rand
     last = len(trace.nodes) - ticks
     if last < 0:
         raise InvalidInputError(
-            f"trace {trace.name} lasts {trace.hours:.4g} h",
+            f"trace {trace.name} lasts {len(trace.nodes) * trace.gap_s / 3600:.4g} h",
             limit=f"the deadline, {hours:g} h",
             why="a run needs the whole time to its deadline in the trace",
             next_step="take a longer trace or a shorter --deadline-hours",

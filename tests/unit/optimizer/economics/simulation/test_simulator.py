@@ -302,7 +302,7 @@ def test_one_pool_is_cheaper_than_the_published_policies_and_never_late() -> Non
     ("content", "named"),
     [
         ("[1, 0", "is not JSON"),
-        ('{"data": [1]}', "metadata: missing"),
+        ('{"data": [1]}', "metadata.gap_seconds: missing"),
         ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "metadata.gap_seconds: must be above 0"),
         ('{"metadata": {"gap_seconds": 60}, "data": [1, -1]}', "data.1: must be at least 0"),
         ('{"metadata": {"gap_seconds": 60}, "data": []}', "data: must have at least 1 entry"),
