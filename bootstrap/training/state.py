@@ -175,12 +175,9 @@ class TrainingState:
 
     def _is_stale(self) -> bool:
         """True where a parameter is new, replaced, or gathered by FSDP2."""
-        named = {plain_name(name): parameter for name, parameter in self.model.named_parameters()}
-        return (
-            named.keys() != self._parameters.keys()
-            or any(self._parameters[name] is not parameter for name, parameter in named.items())
-            or any(optimizer.unknown() for optimizer in self.optimizers.values())
-        )
+        named = {plain_name(name): id(parameter) for name, parameter in self.model.named_parameters()}
+        is_other = named != {name: id(parameter) for name, parameter in self._parameters.items()}
+        return is_other or any(optimizer.unknown() for optimizer in self.optimizers.values())
 
     def changes(self) -> dict[str, Any]:
         """Changes of the state's form in this run, as plain values, which ``restore`` makes again."""

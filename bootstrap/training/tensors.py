@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,20 +94,16 @@ def take_apart(value: Any, key: str, tensors: dict[str, torch.Tensor] | None, *,
             return value.detach().clone()
         tensors[key] = value
         return {_REFERENCE: key}
+    take = partial(take_apart, tensors=tensors, scalars_only=scalars_only)
     if isinstance(value, Mapping):
-        items = (
-            (name, take_apart(item, f"{key}.{name}", tensors, scalars_only=scalars_only))
-            for name, item in value.items()
-        )
+        items = ((name, take(item, f"{key}.{name}")) for name, item in value.items())
         if not hasattr(value, "_metadata"):
             return dict(items)
         skeleton = OrderedDict(items)
         skeleton._metadata = value._metadata  # type: ignore[attr-defined]  # module versions, for load_state_dict
         return skeleton
     if isinstance(value, list | tuple):
-        taken = [
-            take_apart(item, f"{key}.{index}", tensors, scalars_only=scalars_only) for index, item in enumerate(value)
-        ]
+        taken = [take(item, f"{key}.{index}") for index, item in enumerate(value)]
         return taken if isinstance(value, list) else tuple(taken)
     if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.ndarray | numpy.generic):
         with suppress(TypeError):  # text and objects are no tensors

@@ -164,7 +164,7 @@ def usd_by_tick(history: PriceHistory, traces: Sequence[CapacityTrace]) -> Float
 
 def _read_file(path: Path) -> list[Any]:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))["SpotPriceHistory"]
+        raw = json.loads(path.read_bytes())["SpotPriceHistory"]
         if not isinstance(raw, list):
             raise TypeError("SpotPriceHistory is no list")
     except OSError as error:
