@@ -26,7 +26,6 @@ from optimizer.commands.output import (
     write_notes,
     write_table,
     write_text,
-    write_truer,
 )
 from optimizer.commands.progress import patience
 from optimizer.commands.request_options import TRAINING, calibration_option, chosen_calibration, field_options
@@ -142,7 +141,9 @@ def command(
             "takes no such plan"
         )
     write_notes(filter(None, notes))
-    write_truer(measured_runs=result["measured_rows"])
+    if result["measured_rows"] == 0:
+        calibrate = "gpufleet calibrate RUNS.csv --out FILE, then --calibration FILE"
+        say(f"truer: {calibrate}: no run on this GPU was measured", err=True)
 
 
 def _given(ctx: click.Context, name: str) -> bool:

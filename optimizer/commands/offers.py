@@ -200,7 +200,7 @@ def command(
             next_step="drop one filter at a time; gpufleet offers without filters lists everything",
         )
     if cloud in ("aws", "all"):
-        write_truer(catalog=catalog)
+        write_truer(catalog)
 
 
 def row(offer: Offer, other: CloudOffer | None = None) -> dict[str, Any]:

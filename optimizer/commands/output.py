@@ -42,36 +42,23 @@ def format_option(function: F) -> F:
 
 
 def write_truer(
-    *,
-    is_spot_old: bool = False,
-    again: str = "gpufleet recommend REQUEST.yaml --refresh",
-    plan: str = "",
-    plan_number: int = 1,
-    measured_runs: int | None = None,
-    catalog: Catalog | None = None,
+    catalog: Catalog, *, is_spot_old: bool = False, again: str = "gpufleet recommend REQUEST.yaml --refresh"
 ) -> None:
     """End an answer with the one command that makes it truer, on standard error; with nothing where none would.
 
-    Args:
-        is_spot_old: spot prices are too old to buy at.
-        again: command that reads today's.
-        plan: file of the plan that the answer is of; - for standard input.
-        plan_number: its number in the file.
-        measured_runs: runs on the estimate's GPU that its speed was fitted to.
-        catalog: the prices that the answer is of.
+    ``again`` reads today's spot prices, where those of the answer are too old to buy at.
     """
     if is_spot_old:
-        step = f"{again} reads today's spot prices"
-    elif plan:
-        words = ("PLAN" if plan == "-" else shlex.quote(plan)) + f" --plan {plan_number}" * (plan_number > 1)
-        step = f"gpufleet preflight {words} asks your account for today's prices and quotas"
-    elif measured_runs == 0:
-        step = "gpufleet calibrate RUNS.csv --out FILE, then --calibration FILE: no run on this GPU was measured"
-    elif catalog and (old := stale_lines(catalog)):
-        step = f"gpufleet catalog refresh; {counted(len(old), 'kind')} of data {'is' if len(old) == 1 else 'are'} old"
-    else:
-        return
-    say(f"truer: {step}", err=True)
+        say(f"truer: {again} reads today's spot prices", err=True)
+    elif old := stale_lines(catalog):
+        are = "is" if len(old) == 1 else "are"
+        say(f"truer: gpufleet catalog refresh; {counted(len(old), 'kind')} of data {are} old", err=True)
+
+
+def write_plan_truer(plan: str, plan_number: int) -> None:
+    """End an answer on a plan of a file, - for standard input, as ``write_truer`` does."""
+    words = ("PLAN" if plan == "-" else shlex.quote(plan)) + f" --plan {plan_number}" * (plan_number > 1)
+    say(f"truer: gpufleet preflight {words} asks your account for today's prices and quotas", err=True)
 
 
 def write_notes(notes: Iterable[object]) -> None:

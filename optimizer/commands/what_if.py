@@ -133,12 +133,8 @@ def command(
         title="What a plan costs, by one limit",
         spare=("steps", "gpus", "parallelism", "region", "hours_expected", "option", "hours_p95"),
     )
-    write_truer(
-        is_spot_old=any(
-            point.plan.spot_range and point.plan.spot_range.age_days for point in curve_points if point.plan
-        ),
-        catalog=catalog,
-    )
+    plans = [point.plan for point in curve_points if point.plan]
+    write_truer(catalog, is_spot_old=any(plan.spot_range and plan.spot_range.age_days for plan in plans))
 
 
 # The request's own parameters have one definition, recommend's.

@@ -14,7 +14,7 @@ from infra.offline import preview
 from infra.offline.preview import PLACEHOLDERS, Resource
 from optimizer.catalog import load
 from optimizer.commands.options import config_option, plan_arguments, read_plan_argument
-from optimizer.commands.output import format_option, write_csv, write_json, write_text, write_truer
+from optimizer.commands.output import format_option, write_csv, write_json, write_plan_truer, write_text
 from optimizer.commands.preview.cost import CostLine, cost_lines, totals
 from optimizer.commands.preview.tables import write_brief, write_lines, write_prices, write_resources
 from optimizer.commands.progress import patience
@@ -90,7 +90,7 @@ def command(
             write_text(
                 "--all: every resource, every price with its source, the bill by resource, and what it rests on."
             )
-    write_truer(plan=plan, plan_number=plan_number)
+    write_plan_truer(plan, plan_number)
 
 
 def _document(

@@ -118,7 +118,7 @@ def command(
     if not answer.plans:
         _explain_nothing(answer)
     is_spot_old = any(plan.spot_range and plan.spot_range.age_days for plan in answer.plans)
-    write_truer(is_spot_old=is_spot_old, again=repeat_command({"refresh": ["--refresh"]}), catalog=catalog)
+    write_truer(catalog, is_spot_old=is_spot_old, again=repeat_command({"refresh": ["--refresh"]}))
 
 
 def _refresh_spot_prices(answer: Recommendation) -> Catalog:
