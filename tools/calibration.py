@@ -160,15 +160,8 @@ def left_out_by_suite(rows: Sequence[MeasuredRun], fitter: Fitter) -> Floats:
 
 def judged_runs(rows: Sequence[MeasuredRun], others: Sequence[MeasuredRun], base: Calibration) -> list[JudgedRun]:
     """Pair runs with their log errors, with their suites left out of the fit."""
-    fitters: tuple[tuple[Sequence[MeasuredRun], Fitter], ...] = (
-        (rows, fit_rows),
-        (others, lambda train: add_processors(train, base)),
-    )
-    return [
-        judged
-        for some, fitter in fitters
-        for judged in zip(some, left_out_by_suite(some, fitter).tolist(), strict=True)
-    ]
+    errors = left_out_by_suite(rows, fit_rows), left_out_by_suite(others, lambda train: add_processors(train, base))
+    return list(zip([*rows, *others], np.concatenate(errors).tolist(), strict=True))
 
 
 def cell_of_run(row: MeasuredRun, base: Calibration) -> tuple[str, str]:

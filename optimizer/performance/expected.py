@@ -26,16 +26,14 @@ MATMUL = (0.86, 0.5)
 
 def expected_rates(hardware: Hardware, nodes: int, calibration: Calibration) -> Expected:
     """Compute what a gang's collectives and products should reach."""
-    link_byte_per_s, _ = link_rate(hardware)
-    network_byte_per_s, _ = network_rate(hardware)
-    network_byte_per_s /= float(ring_slowdown(nodes))
-    if hardware.gpus_per_node > 1:
-        network_byte_per_s = min(network_byte_per_s, link_byte_per_s)
+    link_gb_per_s, network_gb_per_s = link_rate(hardware)[0] / 1e9, network_rate(hardware)[0] / 1e9
+    network_gb_per_s /= float(ring_slowdown(nodes))
     link, network = None, None
     if hardware.gpus_per_node > 1:
-        link = _band(link_byte_per_s / 1e9, *(SWITCH if hardware.interconnect == "nvswitch" else ROUGH))
+        network_gb_per_s = min(network_gb_per_s, link_gb_per_s)
+        link = _band(link_gb_per_s, *(SWITCH if hardware.interconnect == "nvswitch" else ROUGH))
     if nodes > 1:
-        network = _band(network_byte_per_s / 1e9, *(EFA if hardware.gpudirect else ROUGH))
+        network = _band(network_gb_per_s, *(EFA if hardware.gpudirect else ROUGH))
     return Expected(link_gb_per_s=link, network_gb_per_s=network, matmul_tflop_per_s=_matmul(hardware, calibration))
 
 

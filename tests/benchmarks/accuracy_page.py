@@ -31,14 +31,11 @@ Where the goal of 5 per cent is missed, and what was tried:
 
 - **dgxc-gpt**: Nemotron-4 15B on 1,024 and 2,048 GPUs is 5 to 19% too slow: rings of 256 and 512 ranks seem to lose
   less than the equations have. The runs that may be learned from say otherwise: with a loss by the logarithm or the
-  root of the nodes, or one that ends, Megatron left out is met worse (2.6 to 4.1, with none 5.9, instead of 2.4), so
-  the slowdown stays as it was. 340B was up to 14% too slow before NeMo had its profile: its recipe reduces gradients
-  in 16 bits and, in fp8, gathers weights in 8.
+  root of the nodes, or one that ends, Megatron left out is met worse (2.6 to 4.1, instead of 2.4).
 - **nemo-fp8**: containers of 2024 to 2026; the same Llama 3 8B is 15% too fast (24.12) and 16% too slow (25.11's FSDP).
 - **torchtitan**: the H100s are of 500 W and 2.4 TB/s. Their date gives attention to FlashAttention 2 (27% in bf16 and
   59% in fp8 with today's kernel, seen before the date was read); their norms were written out too.
 - **deeplearningexamples**: NVIDIA's container has batch norms and fp32 convolutions of its own (not looked into).
-  Before batch norm's cycles were counted the same runs in 16 bits were 23 to 32% too slow.
 - **p95**: AWS's mixtures over eight tensor ranks take 18 ms of host time a layer; MLPerf 3.0's takes a sixth
   longer than 3.1's."""
 
