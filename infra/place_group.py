@@ -30,6 +30,18 @@ WARMUP_S = 300
 # https://github.com/hashicorp/terraform-provider-aws/issues/37523
 # https://github.com/hashicorp/terraform-provider-aws/issues/47088
 LEFT_TO_OTHERS = ["initialLifecycleHooks", "desiredCapacityType", "minSize", "maxSize"]
+# A changed template replaces idle workers; those that work protect themselves. A gang takes it at its next start:
+# https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_RefreshPreferences.html
+REFRESH: Any = {
+    "strategy": "Rolling",
+    "preferences": {
+        # AWS's default, which the group's maintenance policy would replace.
+        "min_healthy_percentage": 90,
+        "scale_in_protected_instances": "Ignore",
+        "standby_instances": "Ignore",
+        "skip_matching": True,
+    },
+}
 
 
 class PlaceGroup(Component):
@@ -167,7 +179,7 @@ class PlaceGroup(Component):
             # https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-before-terminate-account-setting.html
             instance_maintenance_policy={"min_healthy_percentage": 0, "max_healthy_percentage": 100},
             # No maximum lifetime, which would end a node that trains.
-            instance_refresh=self._refresh(),
+            instance_refresh=REFRESH if workers and not self._place.block else None,
             default_instance_warmup=WARMUP_S if workers else None,
             health_check_type="EC2",
             health_check_grace_period=HEALTH_CHECK_GRACE_S,
@@ -189,24 +201,6 @@ class PlaceGroup(Component):
                 **hook,
             )
         return group
-
-    def _refresh(self) -> aws.autoscaling.GroupInstanceRefreshArgsDict | None:
-        """A changed template replaces idle workers; protected nodes keep theirs until their next start.
-
-        https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_RefreshPreferences.html
-        """
-        if self._place.block:
-            return None  # its nodes train unprotected
-        return {
-            "strategy": "Rolling",
-            "preferences": {
-                # AWS's default, which the group's maintenance policy would replace.
-                "min_healthy_percentage": 90,
-                "scale_in_protected_instances": "Ignore",
-                "standby_instances": "Ignore",
-                "skip_matching": True,
-            },
-        }
 
     def _mixed(
         self, template_id: pulumi.Output[str], version: pulumi.Output[str]
