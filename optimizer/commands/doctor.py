@@ -17,6 +17,7 @@ from botocore.session import Session
 from optimizer.aws import errors
 from optimizer.catalog import load, ttl
 from optimizer.commands.output import format_option, write_rows
+from optimizer.commands.pulumi_engine import INSTALL_PAGE
 from optimizer.contract.errors import GpufleetError
 from optimizer.performance import calibration
 
@@ -83,11 +84,7 @@ def _list_installed() -> Iterator[dict[str, Any]]:
         quiet = {**os.environ, "PULUMI_SKIP_UPDATE_CHECK": "true"}
         done = subprocess.run([program, "version"], capture_output=True, text=True, check=False, env=quiet)
         found = done.stdout.strip() or done.stderr.strip()
-    yield _row(
-        "Pulumi CLI",
-        found,
-        "" if found else "up, down and move need it: https://www.pulumi.com/docs/iac/download-install/",
-    )
+    yield _row("Pulumi CLI", found, "" if found else f"up, down and move need it: {INSTALL_PAGE}")
 
 
 def _find_version(package: str) -> str | None:
