@@ -175,7 +175,6 @@ def _read_setup(flags: Mapping[str, Any]) -> tuple[Setup, str]:
         tuning=work.tuning,
     )
     write_notes(filter(None, (positions_note(model, recipe.seq_len), model.head_note)))
-    splits = {name: flags[name] for name in SPLITS}
     data, micro_batch = data_ranks(gpus, flags["tensor"], flags["pipeline"], flags["context"]), flags["micro_batch"]
     grad_accum, rest = divmod(work.global_batch, data * micro_batch) if flags["global_batch"] else (1, 0)
     if rest:
@@ -188,11 +187,9 @@ def _read_setup(flags: Mapping[str, Any]) -> tuple[Setup, str]:
     grid = Grid(
         nodes=math.ceil(gpus / hardware.gpus_per_node),
         data=data,
-        **splits,
+        **{name: flags[name] for name in (*SPLITS, "virtual_stages", "micro_batch")},
         sequence_parallel=flags["tensor"] > 1 and frameworks()[recipe.framework].splits_sequence,
-        virtual_stages=flags["virtual_stages"],
         sharding=SHARDINGS.index(sharding),
-        micro_batch=micro_batch,
         grad_accum=grad_accum,
         checkpointing=CHECKPOINTINGS.index(flags["activation_checkpointing"]),
     )

@@ -21,6 +21,7 @@ from optimizer.contract.hardware import Gpu
 from optimizer.contract.units import GIB
 from optimizer.performance import types
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.confidence import SPLITS
 from optimizer.performance.frameworks import MEGATRON, framework_name, frameworks
 from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
@@ -46,12 +47,9 @@ def _to_number(text: str) -> float:
 
 
 def _to_flag(text: str) -> bool:
-    try:
-        if (number := _to_number(text)) >= 0:
-            return number > 0
-    except ValueError:
-        pass
-    raise ValueError("true, false, or a number of at least 0")
+    if (number := _to_number(text)) < 0:
+        raise ValueError("true, false, or a number of at least 0")
+    return number > 0
 
 
 def _spelled(**other: str) -> BeforeValidator:
@@ -284,10 +282,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
     grid = Grid(
         nodes=math.ceil(row.gpus / per_node),
         data=data,
-        tensor=row.tensor_parallel,
-        pipeline=row.pipeline_parallel,
-        context=row.context_parallel,
-        expert=row.expert_parallel,
+        **{name: getattr(row, f"{name}_parallel") for name in SPLITS},
         sequence_parallel=splits,
         virtual_stages=chunks,
         sharding=types.SHARDINGS.index(sharding),
