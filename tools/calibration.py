@@ -38,7 +38,8 @@ from optimizer.performance.fit import (
     left_out_errors,
     solve,
 )
-from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_usable_runs
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, usable_runs
+from optimizer.performance.rows import read_table
 from optimizer.performance.types import Estimates, Floats
 
 # Runs of nanotron on 1 to 32 nodes, whose numbers are added on top.
@@ -66,7 +67,7 @@ JudgedRun = tuple[MeasuredRun, float]  # with its log error
 
 def read_runs(path: Path, gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
     """Read a table of measured runs, all of them usable."""
-    rows, refused, _ = read_usable_runs(path, gpus)
+    rows, refused, _ = usable_runs(read_table(path)[1], gpus)
     if refused:
         raise InvalidInputError(
             f"{path} line {refused[0].line}: {refused[0].reason}",

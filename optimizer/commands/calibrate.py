@@ -22,7 +22,8 @@ from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.performance.calibration import load
-from optimizer.performance.measured_runs import RUNS, cells_of, newest_by_layout, read_usable_runs, usable_runs
+from optimizer.performance.measured_runs import RUNS, cells_of, newest_by_layout, usable_runs
+from optimizer.performance.rows import read_table
 
 if TYPE_CHECKING:
     from optimizer.performance.user_runs import CalibrationReport
@@ -100,13 +101,12 @@ def command(
 
     with patience("fitting the speed model"):
         if runs:
-            rows, refused, unread = read_usable_runs(runs, gpu_table())
-            origin = "standard input"
+            lines, origin = read_table(runs)[1], "standard input"
             if str(runs) != "-":
                 origin = f"{runs.name}, sha256 {hashlib.sha256(runs.read_bytes()).hexdigest()[:12]}"
         else:
-            cells, origin = _read_cells(read_stack(stack, directory))
-            rows, refused, unread = usable_runs(enumerate(cells, start=1), gpu_table())
+            lines, origin = _read_stack(read_stack(stack, directory))
+        rows, refused, unread = usable_runs(lines, gpu_table())
         report = calibrate(rows, refused, load(), origin=origin)
     if out is not None:
         text, target = report.calibration.model_dump_json(indent=2) + "\n", out.resolve()  # a link stays
@@ -142,8 +142,8 @@ def _print(report: CalibrationReport, unread: list[str], out: Path | None, outpu
         write_text(f"left out: predicted by a fit that never saw the row's {report.left_out_by}")
 
 
-def _read_cells(file: StackFile) -> tuple[list[dict[str, Any]], str]:
-    """Read the newest row of each layout of a stack as cells, with their origin; DataMissingError without a row."""
+def _read_stack(file: StackFile) -> tuple[list[tuple[int, dict[str, Any]]], str]:
+    """Read the newest row of each layout of a stack as numbered cells, with their origin."""
     names = resolve_names(file)
     place = f"s3://{names.bucket}/{names.checkpoint_prefix}/{FOLDER}"
     hint = f"gpufleet status --stack {file.stack} tells what the credentials may read"
@@ -161,7 +161,7 @@ def _read_cells(file: StackFile) -> tuple[list[dict[str, Any]], str]:
     instance_types = {instance.name: instance for instance in load_catalog().instance_types}
     cells = [cells_of(row, gpu_table(), instance_types.get(row.instance_type)) for row in measured]
     days = [row.at for row in measured]
-    return cells, f"stack {file.stack}, measured {min(days):%Y-%m-%d} to {max(days):%Y-%m-%d}"
+    return list(enumerate(cells, start=1)), f"stack {file.stack}, measured {min(days):%Y-%m-%d} to {max(days):%Y-%m-%d}"
 
 
 def _tabulate_runs(report: CalibrationReport) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ megatron/training/arguments.py). Stages need not divide the layers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -111,12 +112,9 @@ def _stage_rules(m: ModelSpec, is_megatron: bool, pipeline: Ints, chunks: Ints, 
 
 def legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> Bools:
     """Flag legal configurations."""
-    layout = _layout(recipe, grid)
-    mask: Bools = np.ones(np.broadcast_shapes(*(column.shape for column in layout.values())), dtype=np.bool_)
     with np.errstate(divide="ignore"):  # a rule of its own refuses a count of 0
-        for _, holds, _, _ in _rules(model, recipe, layout):
-            mask &= holds
-    return mask
+        holds = (holds for _, holds, _, _ in _rules(model, recipe, _layout(recipe, grid)))
+        return np.asarray(functools.reduce(np.logical_and, holds))
 
 
 def check_legal(model: ModelSpec, recipe: Recipe, grid: Grid) -> None:

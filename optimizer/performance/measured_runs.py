@@ -16,7 +16,7 @@ from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.hardware import Gpu, InstanceType
 from optimizer.performance.calibration import Calibration, Coefficients
 from optimizer.performance.operations import model_flops_per_sample
-from optimizer.performance.rows import Real, Row, read_row, read_table
+from optimizer.performance.rows import Real, Row, read_row
 from optimizer.performance.setups import Setup
 from optimizer.performance.table import StepTable, stack, step_seconds
 from optimizer.performance.types import Floats
@@ -65,11 +65,6 @@ class Refused:
     line: int
     row_id: str
     reason: str
-
-
-def read_usable_runs(path: Path, gpus: Mapping[str, Gpu]) -> tuple[list[MeasuredRun], list[Refused], list[str]]:
-    """Read the usable runs, the refused lines, and the columns that have values and are never read."""
-    return usable_runs(read_table(path)[1], gpus)
 
 
 def usable_runs(

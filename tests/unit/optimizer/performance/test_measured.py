@@ -13,8 +13,8 @@ from optimizer.catalog.gpus import gpu_table
 from optimizer.performance import kernels
 from optimizer.performance.calibration import POOLED, Residual
 from optimizer.performance.confidence import CONVOLUTIONAL, DENSE, ENCODER, speed_source
-from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, read_usable_runs, throughput_error
-from optimizer.performance.rows import estimate_row
+from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, throughput_error, usable_runs
+from optimizer.performance.rows import estimate_row, read_table
 from optimizer.performance.types import Estimates, Recipe
 from tests.benchmarks.accuracy import within_p95
 from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, RESNET, node, written_out_norms
@@ -122,7 +122,7 @@ def _kind(row: MeasuredRun) -> str:
 
 def test_convolutional_networks_on_a_gpu_that_none_was_fitted_to_are_met() -> None:
     """H200's memory is 1.4 times as fast as H100's; nine runs whose GPU, not the host, sets the pace."""
-    measured, _, _ = read_usable_runs(OUT_OF_MEMORY.with_name("h100_steps_202611.csv"), gpu_table())
+    measured, _, _ = usable_runs(read_table(OUT_OF_MEMORY.with_name("h100_steps_202611.csv"))[1], gpu_table())
     by_host = ("h100-steps-00", "h100-steps-01", "h100-steps-09")  # encoders_h100_202611.md
     contiguous = "h100-steps-12"
     networks = [row for row in measured if row.setup.model.convolutional]
