@@ -36,7 +36,6 @@ from optimizer.performance.calibration import Calibration
 from optimizer.performance.confidence import SPLITS
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import fp8_note, frameworks
-from optimizer.performance.rates import visible_memory_gib
 from optimizer.performance.rows import COLUMNS, estimate_row, read_table
 from optimizer.performance.setups import (
     USUAL_GPUS_PER_NODE,
@@ -243,7 +242,7 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
         "mfu": float(estimates.mfu),
         **{name: float(getattr(estimates, name)) for name in ("peak_memory_gib", "p95_memory_gib", "limit_gib")},
         "needed_gib": float(estimates.peak_memory_gib) + sum(reserve.values()),
-        "gpu_memory_gib": visible_memory_gib(setup.hardware),
+        "gpu_memory_gib": setup.hardware.gpu.visible_memory_gib,
         "fits": bool(estimates.fits),
         "fit": str(estimates.fit),
         "memory_gib": {part: float(value) for part, value in estimates.memory_gib.items()},

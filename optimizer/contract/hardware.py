@@ -48,6 +48,11 @@ class Gpu:
     source: str
     as_of: date
 
+    @property
+    def visible_memory_gib(self) -> float:
+        """Memory that the driver shows: EC2's less error correction."""
+        return self.memory_gib * self.visible_memory_share
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceType:

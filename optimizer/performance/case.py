@@ -23,7 +23,6 @@ from optimizer.performance.rates import (
     link_rate,
     network_rate,
     peak_flop_per_s,
-    visible_memory_gib,
 )
 from optimizer.performance.types import CHECKPOINTINGS, FULL, NONE, ZERO1, Floats, Grid, Hardware, Number, Recipe
 from optimizer.workload.model import ModelSpec
@@ -58,7 +57,7 @@ class Rates:
         self.link, self.link_latency_s = link_rate(hardware)
         self.network, self.network_latency_s = network_rate(hardware)
         self.gpus_per_node = float(hardware.gpus_per_node)
-        self.gpu_memory_bytes = visible_memory_gib(hardware) * GIB
+        self.gpu_memory_bytes = gpu.visible_memory_gib * GIB
         self.memory = gpu.memory_bandwidth_gb_per_s * 1e9 * kernels.MEMORY_EFFICIENCY  # of a large copy
         self.cycles = cycle_per_s(gpu)  # of all multiprocessors together
         # Transformer Engine's cuBLAS workspace (get_cublas_workspace_size_bytes of its pytorch/cpp_extensions/gemm.py).

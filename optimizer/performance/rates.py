@@ -62,12 +62,6 @@ def cycle_per_s(gpu: Gpu) -> float:
     return fp32 * 1e12 / (2 * FEW_LANES.get(gpu.die, LANES))
 
 
-def visible_memory_gib(hardware: Hardware) -> float:
-    """GPU memory that the driver shows: EC2's less error correction."""
-    memory_gib = hardware.gpu_memory_gib or hardware.gpu.memory_gib
-    return memory_gib * hardware.gpu.visible_memory_share
-
-
 def link_rate(hardware: Hardware) -> tuple[float, float]:
     """Bus bandwidth (byte/s) and latency (s) of collectives inside a node."""
     if hardware.interconnect in ("nvlink", "nvswitch") and hardware.gpu.nvlink_gb_per_s > 0:

@@ -133,14 +133,12 @@ def data_ranks(gpus: int, tensor: int, pipeline: int, context: int) -> int:
 
 def build_hardware(gpu: Gpu, gpus_per_node: int, network_gbit_per_s: float | None) -> Hardware:
     """Build a node of ``gpu``s with their fastest link and, by default, the vendor's network."""
-    gpu_memory_gib = None
     if gpus_per_node > USUAL_GPUS_PER_NODE and gpu.name in NVL72:
-        gpu_memory_gib, power = NVL72[gpu.name]
+        memory_gib, power = NVL72[gpu.name]
         peaks = {name: peak * power ** (1 / 3) for name, peak in gpu.peak_tflop_per_s.items()}
-        gpu = replace(gpu, peak_tflop_per_s=peaks)
+        gpu = replace(gpu, memory_gib=memory_gib, peak_tflop_per_s=peaks)
     return Hardware(
         gpu=gpu,
-        gpu_memory_gib=gpu_memory_gib,
         gpus_per_node=gpus_per_node,
         interconnect="nvswitch" if gpu.nvlink_gb_per_s else "pcie",
         # The network of NVIDIA's reference system; EC2 types have less.

@@ -97,13 +97,12 @@ class Hardware:
     network_gbit_per_s: float
     efa: bool
     gpudirect: bool
-    gpu_memory_gib: float | None = None
     loader_workers: int = 0
 
     @classmethod
     def from_instance_type(cls, instance: InstanceType) -> Self:
         """Build the hardware of an EC2 type; a fractional GPU has its fraction of the rates."""
-        gpu = instance.gpu
+        gpu = replace(instance.gpu, memory_gib=instance.gpu_memory_gib)
         if instance.gpu_count < 1:
             gpu = replace(
                 gpu,
@@ -117,7 +116,6 @@ class Hardware:
             network_gbit_per_s=instance.network_gbit_per_s,
             efa=instance.efa_cards > 0,
             gpudirect=instance.gpudirect,
-            gpu_memory_gib=instance.gpu_memory_gib,
             loader_workers=loader_workers(instance.vcpus, instance.ranks),
         )
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.hardware import Precision
 from optimizer.contract.units import GIB
-from optimizer.performance.rates import visible_memory_gib
 from optimizer.performance.rows import estimate_row
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1, ZERO2, ZERO3, Recipe
 from optimizer.workload.resolve import resolve_model
@@ -142,11 +141,12 @@ def test_selective_is_between_full_and_none() -> None:
 def test_the_limit_leaves_room_for_context_communicators_and_fragmentation() -> None:
     """0.75 GiB of CUDA, 0.69 GB a communicator, 5% of the rest."""
     recipe = Recipe(seq_len=512, framework="megatron")
-    one = of(data=1, sharding=DDP, recipe=recipe, hardware=node(gpu_memory_gib=20.0))
+    small, smaller = (replace(node(), gpu=replace(node().gpu, memory_gib=memory_gib)) for memory_gib in (20.0, 1.0))
+    one = of(data=1, sharding=DDP, recipe=recipe, hardware=small)
     assert one.limit_gib == pytest.approx((20 - 0.75) / 1.05)
-    three = of(data=2, tensor=2, pipeline=2, sharding=DDP, recipe=recipe, hardware=node(gpu_memory_gib=20.0))
+    three = of(data=2, tensor=2, pipeline=2, sharding=DDP, recipe=recipe, hardware=small)
     assert three.limit_gib == pytest.approx((20 - 0.75 - 3 * 0.69e9 / GIB) / 1.05)
-    assert of(hardware=node(gpu_memory_gib=1.0)).limit_gib == 0
+    assert of(hardware=smaller).limit_gib == 0
     # A T4 keeps 1 GiB of its 16 for error correction.
     t4 = of(data=1, sharding=DDP, recipe=Recipe(seq_len=512, precision="fp16"), gpu="t4-16gb")
     assert t4.limit_gib == pytest.approx((15 - 0.75) / 1.05)
@@ -273,7 +273,7 @@ def test_parts_add_up_and_fits_means_below_the_limit(model, gpu, nodes, precisio
     estimates = of(model, gpu=gpu, nodes=nodes, data=8 * nodes, recipe=any_recipe(model, precision, framework), **grid)
     assert sum(estimates.memory_gib.values()) == pytest.approx(float(estimates.peak_memory_gib))
     assert all(part >= 0 for part in estimates.memory_gib.values())
-    memory_gib = visible_memory_gib(node(gpu))
+    memory_gib = node(gpu).gpu.visible_memory_gib
     needed_gib = float(estimates.peak_memory_gib) + sum(map(float, estimates.reserve_gib.values()))
     assert bool(estimates.fits) == bool(estimates.peak_memory_gib <= estimates.limit_gib)
     assert bool(estimates.fits) == bool(needed_gib <= memory_gib * (1 + 1e-12))
