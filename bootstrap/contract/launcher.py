@@ -43,7 +43,7 @@ SHELL_FIRST = frozenset(
 )
 SHELL_WORDS = frozenset({"&&", "||", ">>", "2>", "2>&1", "&>"})
 # These may be an option's value: --separator '|'.
-SHELL_SIGN = re.compile(r"[;|&<>]$|\d?>>?[\w./~$]")
+SHELL_SIGN = re.compile(r"[;|&<>]$|\d?>>?[\w./~$]|[<>]\(")
 # Words of a shell before a command, and options whose value it reads as commands: bash -lc, env -S.
 BEFORE = re.compile(r"\w+=.*|[!{]|do|elif|else|exec|if|nohup|then|until|while", re.DOTALL)
 READS_TEXT = re.compile(r"-\w*[cS]")

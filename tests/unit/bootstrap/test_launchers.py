@@ -108,6 +108,7 @@ def test_the_first_word_says_how_a_command_is_started(command: str, start: str) 
         ("bash -c 'python -c \"import deepspeed\" && exec python train.py'", ""),
         ("bash -c 'which torchrun; command -v deepspeed && exec python train.py'", ""),
         ("bash -c '`which accelerate` launch train.py'", "accelerate has no option"),
+        ("bash <(cat run.sh)", "<(cat is a shell's"),
         ("timeout 3h torchrun -m my.train", "torchrun has no option"),
         ("conda run -n deepspeed python -m my.train", ""),
         ("accelerate config", ""),

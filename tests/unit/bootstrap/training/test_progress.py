@@ -17,7 +17,6 @@ from bootstrap.agent import node as node_module
 from bootstrap.agent.node import Telemetry
 from bootstrap.training import SpotTolerantRun, Watcher
 from bootstrap.training import progress as module
-from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.progress import ProgressFile, read_step
 from bootstrap.training.stores import LocalStore
 
@@ -98,13 +97,6 @@ def test_steps_of_a_file_that_other_code_writes_wrongly_are_unknown(path: Path, 
     assert read_step(path) is None
     path.write_text(text)
     assert read_step(path) is None and Telemetry(path, path).tokens_per_second() is None
-
-
-@pytest.mark.parametrize("text", ["{", '{"seq_len": "many"}'])
-def test_a_plan_that_is_none_is_refused(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUFLEET_PLAN", text)
-    with pytest.raises(ConfigurationError, match="GPUFLEET_PLAN"):
-        ProgressFile(global_batch=4)
 
 
 def test_a_file_that_cannot_be_written_stops_nothing(
