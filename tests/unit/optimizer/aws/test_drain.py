@@ -177,30 +177,17 @@ def test_credentials_that_may_not_say_so_at_once(deployed: DeployedStack, call: 
     assert clock.passed < timedelta(minutes=1)
 
 
-def test_a_call_that_fails_now_and_then_is_tried_again(deployed: DeployedStack) -> None:
-    client = Changed(deployed.autoscaling, describe_auto_scaling_groups="Throttling")
-
-    def recover(since: timedelta) -> None:
-        client._errors = {}
-        for instance in deployed.held("Terminating:Wait"):
-            deployed.complete(instance, deployed.names.terminate_hook)
-
-    clock = Clock(meanwhile=recover)
-    draining(deployed, clock, client=client).run()
-    assert deployed.group.nodes == ()
-    assert any("trying again" in line for line in clock.said)
-
-
 @pytest.mark.parametrize(
     ("call", "until"),
     [
+        ("describe_auto_scaling_groups", timedelta(minutes=1)),
         ("suspend_processes", timedelta(minutes=1)),
         ("set_instance_protection", timedelta(minutes=1)),
         ("update_auto_scaling_group", timedelta(minutes=1)),
         ("complete_lifecycle_action", SAVE + timedelta(minutes=1)),
     ],
 )
-def test_a_change_that_is_refused_for_a_while_is_tried_again(
+def test_a_call_that_is_refused_for_a_while_is_tried_again(
     deployed: DeployedStack, call: str, until: timedelta
 ) -> None:
     client = Changed(deployed.autoscaling, **{call: "ScalingActivityInProgress"})
