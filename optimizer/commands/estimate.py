@@ -30,7 +30,7 @@ from optimizer.commands.output import (
 from optimizer.commands.progress import patience
 from optimizer.commands.request_options import TRAINING, calibration_option, chosen_calibration, field_options
 from optimizer.contract.errors import GpufleetError, InvalidInputError
-from optimizer.contract.request import FleetRequest, Workload, request_from_dict
+from optimizer.contract.request import Workload, request_from_dict
 from optimizer.contract.units import short
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.confidence import SPLITS
@@ -149,17 +149,12 @@ def _given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-def _read_request(flags: Mapping[str, Any]) -> FleetRequest:
-    """Read the flags as the request of one step in this layout."""
+def _read_setup(flags: Mapping[str, Any]) -> tuple[Setup, str]:
+    """Read the flags, as the request of one step, as a set-up with a name for all its hardware."""
     given = {name: flags[name] for name in Workload.model_fields if flags.get(name) is not None}
     axes = ["data", *(name for name in SPLITS if flags[name] > 1)]
     asked = {"model": flags["model"], "workload": {"global_batch": 1, **given, "steps": 1}}
-    return request_from_dict(asked | {"constraints": {"parallelism": axes}}, origin="the configuration")
-
-
-def _read_setup(flags: Mapping[str, Any]) -> tuple[Setup, str]:
-    """Read the flags as a set-up, with a name for all its hardware."""
-    request = _read_request(flags)
+    request = request_from_dict(asked | {"constraints": {"parallelism": axes}}, origin="the configuration")
     work, model = request.workload, resolve_model(request.model)
     hardware, gpus, name = _hardware(flags)
     recipe = build_recipe(
