@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
 
 from bootstrap.contract import report
@@ -36,19 +36,9 @@ class NodeFacts:
     lustre: str = ""
 
     @classmethod
-    def expected(cls, names: Names) -> NodeFacts:
-        """Make facts as long as the real ones, before there is a resource."""
-        digest = "0" * 64
-        return cls(
-            bucket=names.bucket,
-            bundle_key=f"{names.bootstrap_prefix}/{digest}.tar.gz",
-            train_archive=f"{names.bootstrap_prefix}/train-{digest}.tar.gz",
-            key_arn=names.arn("kms", f"key/{digest[:36]}"),
-            log_group=names.log_group,
-            ami_kind="custom",
-            group=",".join(names.groups[-2:]),
-            lustre=digest,
-        )
+    def longest(cls) -> NodeFacts:
+        """Make facts no shorter than the real ones (a name with a digest), before there is a resource."""
+        return cls(**dict.fromkeys((item.name for item in fields(cls)), "0" * 90))
 
 
 def environment(settings: StackSettings, names: Names, facts: NodeFacts) -> NodeEnvironment:
