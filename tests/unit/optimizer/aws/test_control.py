@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -84,33 +85,22 @@ def test_what_other_stacks_spent_outlives_stop_and_resume(deployed: DeployedStac
     assert "moved_to" not in deployed.get("control/request.json")
 
 
-def test_of_two_requests_at_once_one_is_told(deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket, read, others = deployed.names.bucket, control._read, iter("12")
+def test_of_two_changes_at_once_one_is_told(deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3 answers 404 for If-Match without an object, where it answers 412 for another ETag."""
+    s3, bucket, key, read = deployed.s3, deployed.names.bucket, "control/request.json", control._read
+    # Nothing was there, something was, and it is deleted.
+    others = iter(("1", "2", ""))
 
-    def somebody_else_first(*arguments: object) -> object:
-        content = read(*arguments)  # type: ignore[arg-type]
-        deployed.put("control/request.json", next(others))
+    def somebody_else_first(*arguments: Any) -> object:
+        content = read(*arguments)
+        if text := next(others):
+            deployed.put(key, text)
+        else:
+            s3.delete_object(Bucket=bucket, Key=key)
         return content
 
     monkeypatch.setattr(control, "_read", somebody_else_first)
-    for kept in (1, 2):  # nothing there, then something there
+    for kept in ("1", "2", ""):
         with pytest.raises(GpufleetError, match="changed while it was written"):
-            control.write_request(deployed.s3, bucket, "control", want="stop", by="ada", now=NOW)
-        assert deployed.get("control/request.json") == kept
-
-
-def test_a_request_deleted_while_it_was_changed_is_told_as_any_other_change(
-    deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """S3 answers 404 for If-Match without an object, where it answers 412 for another ETag."""
-    bucket, read = deployed.names.bucket, control._read
-    deployed.put("control/request.json", "{}")
-
-    def deleted_meanwhile(*arguments: object) -> object:
-        content = read(*arguments)  # type: ignore[arg-type]
-        deployed.s3.delete_object(Bucket=bucket, Key="control/request.json")
-        return content
-
-    monkeypatch.setattr(control, "_read", deleted_meanwhile)
-    with pytest.raises(GpufleetError, match="changed while it was written"):
-        control.write_request(deployed.s3, bucket, "control", want="stop", by="ada", now=NOW)
+            control.write_request(s3, bucket, "control", want="stop", by="ada", now=NOW)
+        assert (read(s3, bucket, key) or ("",))[0] == kept
