@@ -17,15 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.facts import is_same_fact
-from bootstrap.training.forms import (
-    AS_BEFORE,
-    Form,
-    ModuleForms,
-    form_of,
-    plain_name,
-    ties_of,
-    warn_of_untakeable,
-)
+from bootstrap.training.forms import AS_BEFORE, Form, ModuleForms, form_of, plain_name, ties_of, warn_of_untakeable
 from bootstrap.training.index import SavedTensor
 from bootstrap.training.optimizer_states import OptimizerStates, is_zero_redundancy
 from bootstrap.training.tensors import (
