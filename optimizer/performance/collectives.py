@@ -189,7 +189,7 @@ def _data_collectives(
     on_shards = zero1 & np.logical_not(on_ddp)
     # ZeRO-2 and 3 reduce in every micro-batch, ZeRO-3 and FSDP's ZeRO-2 that reshards after it also gather there.
     reshards = float(x.master_bytes == 0 and not x.code.compiles_layers)
-    again = x.repeats if x.code.gathers_again else 0.0
+    again = x.repeats if x.code.gathers_per_layer > 1 else 0.0
     gathers = np.where(zero2, np.where(zero3, 2.0 + again, reshards), 0.0)
     gathers_once = on_shards | (zero2 & (gathers == 0))
 

@@ -72,7 +72,6 @@ class Framework(BaseModel):
     balances_stages: bool
     overlaps_tensor: bool
     gathers_per_layer: float = Field(ge=1)
-    gathers_again: bool
     loss_traffic_bytes: float = Field(gt=0)
     fsdp2: int = Field(ge=0, le=3)
     own_ends: bool

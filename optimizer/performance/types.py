@@ -67,7 +67,6 @@ class Recipe:
     flash2: bool = False
     pure: bool = False
     tuning: FineTuning = FULL_TRAINING
-    shardings: tuple[str, ...] = SHARDINGS
     target_len: int = 0
     recomputed: tuple[str, ...] = ()
     offloaded_layers: int = 0

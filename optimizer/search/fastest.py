@@ -15,7 +15,8 @@ from optimizer.contract.plan import Parallelism
 from optimizer.contract.units import GIB
 from optimizer.performance.calibration import POOLED, Coefficients
 from optimizer.performance.case import Case
-from optimizer.performance.confidence import measured_splits, speed_source
+from optimizer.performance.confidence import SPLITS, measured_splits, speed_source
+from optimizer.performance.frameworks import MEGATRON
 from optimizer.performance.memory import limit_bytes, memory
 from optimizer.performance.table import StepTable, estimate_case, stack, step_seconds
 from optimizer.performance.types import (
@@ -29,24 +30,14 @@ from optimizer.performance.types import (
     Grid,
     Hardware,
     Ints,
-    Recipe,
 )
-from optimizer.search.layouts import (
-    SPLITS,
-    Layouts,
-    build_layouts,
-    describe_layout,
-    split_bits,
-)
+from optimizer.search.layouts import Layouts, build_layouts, describe_layout, split_bits
 from optimizer.search.problem import Problem, Rejection
 
 # Share within which hours of one fleet, and scores of a ranking, are the same: the simpler wins.
 SAME = 0.01
 # Configurations whose intermediate arrays stay in the processor's cache.
 CHUNK = 8192
-# Shardings of frameworks that have only some: Megatron's distributed optimizer is ZeRO-1
-# (https://github.com/NVIDIA/Megatron-LM docs/source/api-guide/dist_optimizer.md).
-_SHARDINGS = dict.fromkeys(("megatron", "megatron-core", "nemo", "nemo-fp32"), (DDP, ZERO1))
 _PIPELINE = 1 << SPLITS.index("pipeline")  # of split_bits
 
 
@@ -108,14 +99,16 @@ def _read_machines(problem: Problem, instances: Iterable[InstanceType]) -> list[
     ]
 
 
-def allowed_shardings(recipe: Recipe) -> Ints:
+def allowed_shardings(framework: str, asked: Sequence[str]) -> Ints:
     """Shardings that the framework has and the request allows, as in Grid; InvalidInputError where there is none."""
-    supported = _SHARDINGS.get(recipe.framework, range(len(SHARDINGS)))
-    allowed = [sharding for sharding in supported if SHARDINGS[sharding] in recipe.shardings]
+    # Megatron's distributed optimizer is ZeRO-1 (https://github.com/NVIDIA/Megatron-LM
+    # docs/source/api-guide/dist_optimizer.md).
+    supported = (DDP, ZERO1) if framework in MEGATRON else range(len(SHARDINGS))
+    allowed = [sharding for sharding in supported if SHARDINGS[sharding] in asked]
     if not allowed:
         raise InvalidInputError(
-            f"sharding is {', '.join(recipe.shardings)}",
-            limit=f"{recipe.framework} has {', '.join(SHARDINGS[sharding] for sharding in supported)}",
+            f"sharding is {', '.join(asked)}",
+            limit=f"{framework} has {', '.join(SHARDINGS[sharding] for sharding in supported)}",
             next_step="leave --sharding out, or choose another --framework",
         )
     return np.array(allowed)
@@ -137,7 +130,7 @@ class SearchSpace:
     def __init__(self, problem: Problem, instances: Sequence[InstanceType], table: Layouts) -> None:
         recipe, calibration, model = problem.recipe, problem.calibration, problem.model
         self.table, self.splits = table, split_bits(table)
-        self.shardings = allowed_shardings(recipe)
+        self.shardings = allowed_shardings(recipe.framework, problem.reach.shardings)
         # The least recomputation first.
         self.checkpointings = np.array([CHECKPOINTINGS.index(name) for name in model.checkpointings])
         self.can_shard = (table["data"] * table["context"] > 1) | (self.shardings == DDP)[:, None, None]

@@ -12,12 +12,12 @@ import math
 import numpy as np
 
 from bootstrap.contract.words import counted
+from optimizer.performance.confidence import SPLITS
 from optimizer.performance.legality import legal
 from optimizer.performance.types import Grid, Ints
-from optimizer.search.problem import AXES, Problem
+from optimizer.search.problem import Problem
 from optimizer.workload.model import ModelSpec
 
-SPLITS = AXES[1:]
 # Least tokens of a context rank: a quarter of Llama 3's, 8192 on each of 16 ranks (arXiv:2407.21783, table 4).
 MIN_CONTEXT_TOKENS = 2048
 

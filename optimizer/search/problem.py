@@ -225,7 +225,6 @@ class Problem:
             optimizer=work.optimizer,
             compiled=work.compiled,
             tuning=work.tuning,
-            shardings=reach.shardings,
             target_len=work.target_len,
             samples_per_vcpu_s=work.samples_per_vcpu_s,
         )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from optimizer import performance
 from optimizer.catalog.gpus import gpu_table
-from optimizer.performance.confidence import WRITTEN_SPLITS, measured_splits, speed_source
+from optimizer.performance.confidence import SPLITS, WRITTEN_SPLITS, measured_splits, speed_source
 from optimizer.performance.frameworks import framework_name, frameworks
 from optimizer.performance.legality import legal
 from optimizer.performance.types import CHECKPOINTINGS, DDP, SHARDINGS, Estimates, Grid, Hardware, Recipe
@@ -144,7 +144,7 @@ def test_the_search_finds_what_brute_force_finds(
     most = nodes if instance.gpu_count >= 1 else 1
     asked = make_problem(model, recipe, samples=samples, global_batch=batch, max_nodes=nodes, instance_types=(name,))
     (result,) = find_fastest(asked, [instance])
-    allowed = allowed_shardings(recipe)
+    allowed = allowed_shardings(recipe.framework, SHARDINGS)
     measured = measured_splits(instance.gpu, recipe.framework)
     total = 0
     wanted: list[tuple[int, float, tuple[int, ...]]] = []
@@ -213,7 +213,7 @@ def test_measured_kinds_of_parallelism_are_those_of_the_measured_runs() -> None:
     splits: dict[str, set[str]] = {}
     for row in rows:
         if not frameworks()[framework_name(row["framework"])].fused_kernels:
-            axes = {axis for axis in layouts.SPLITS if float(row[f"{axis}_parallel"] or 1) > 1}
+            axes = {axis for axis in SPLITS if float(row[f"{axis}_parallel"] or 1) > 1}
             splits.setdefault(gpu_table()[row["gpu"]].name, set()).update(axes)
     assert {key: names for key, names in splits.items() if names} == {k: set(v) for k, v in WRITTEN_SPLITS.items()}
 

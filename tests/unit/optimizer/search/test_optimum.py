@@ -40,7 +40,7 @@ def brute_force(wanted: FleetRequest) -> Iterator[tuple[float, float]]:
             if ranks * micro * accum != batch:
                 continue
             for sharding, checkpointing in itertools.product(range(len(SHARDINGS)), range(len(CHECKPOINTINGS))):
-                if (ranks == 1 and sharding) or SHARDINGS[sharding] not in problem.recipe.shardings:
+                if (ranks == 1 and sharding) or SHARDINGS[sharding] not in problem.reach.shardings:
                     continue
                 grid = Grid(
                     nodes=nodes,

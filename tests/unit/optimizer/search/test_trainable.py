@@ -53,7 +53,7 @@ def test_the_request_widens_and_narrows_the_search(
     asked: dict[str, Any], work: dict[str, Any], axes: tuple[str, ...], shardings: int, framework: str
 ) -> None:
     answered = answer("llama-3.2-1b", work={"seq_len": 8192, **work}, instance_types=["p5"], **asked)
-    assert (answered.problem.reach.axes, len(answered.problem.recipe.shardings)) == (axes, shardings)
+    assert (answered.problem.reach.axes, len(answered.problem.reach.shardings)) == (axes, shardings)
     assert answered.plans[0].job.framework == framework
 
 
