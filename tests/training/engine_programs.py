@@ -81,11 +81,8 @@ def with_transformers(
     from bootstrap.training.integrations.transformers_callback import SpotTolerantCallback
 
     class Stop(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             end_this_process(state.global_step + 1, stop_after)
-            late = model.layers[0].weight
-            if late.requires_grad and all(late is not held for held in optimizer.param_groups[0]["params"]):
-                optimizer.param_groups[0]["params"].append(late)
 
     spot = SpotTolerantCallback(store=str(folder / "store"), checkpoint_every=2)
     arguments = TrainingArguments(
@@ -118,15 +115,12 @@ def with_lightning(
             self.net: Any = net()
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            if net is Growing and len(self.net.queue) == 4:
-                head: Any = self.trainer.optimizers[0]
-                head.add_param_group({"params": self.net.layers[0].parameters(), "lr": 0.001})
             if batch_idx % 2 == 0:
                 end_this_process(self.trainer.global_step + 1, stop_after)
             return self.net(**batch)["loss"]  # type: ignore[no-any-return]
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=0.01)
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
 
     seed_everything(11, verbose=False)
     module = Module()

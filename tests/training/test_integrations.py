@@ -343,6 +343,20 @@ def test_a_checkpoint_is_due_where_a_loop_counts_several_steps_at_once(tmp_path:
     run.finish()
 
 
+def test_a_group_that_an_optimizer_gets_in_a_run_is_said_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.layers[0].parameters(), lr=0.1)
+    run = EngineRun("lightning", store=str(tmp_path), watcher=Watcher(None, signals=False))
+    run.prepare(model)
+    run.start(0, global_batch=1, order={}, optimizers=[optimizer])
+    optimizer.add_param_group({"params": model.layers[3].parameters()})
+    run.end_step(1, is_last=False)
+    assert "no new start of this script" in caplog.text and "other parameter groups" in caplog.text
+    run.finish()
+
+
 def test_what_an_engine_casts_and_shards_is_no_change_of_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

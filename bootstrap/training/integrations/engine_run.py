@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from bootstrap.training.environment import checkpoint_interval
 from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
@@ -25,7 +24,6 @@ from bootstrap.training.leaving import Heartbeat, leave_together
 from bootstrap.training.ledger import Ledger, process_started_at
 from bootstrap.training.progress import ProgressFile
 from bootstrap.training.rank_group import RankGroup
-from bootstrap.training.state import unwrap_optimizer
 from bootstrap.training.stores import Store, open_store
 from bootstrap.training.watcher import Watcher
 
@@ -37,7 +35,6 @@ SCRATCH_VARIABLE = "GPUFLEET_SCRATCH_DIR"
 CHANGES_FILE = "gpufleet-changes.pt"
 # Ranks meet at a save: the slowest may still write its files.
 RANKS_TIMEOUT_S = 1800.0
-_load_state_dict = torch.optim.Optimizer.load_state_dict
 
 
 class StepDecision(NamedTuple):
@@ -85,7 +82,6 @@ class EngineRun:
         self._stopping = False
         self._forms: ModuleForms | None = None
         self._told: dict[str, Any] = {}  # changes of the model, in the fetched checkpoint
-        self._groups: list[list[list[str]]] = []  # of each optimizer at this start
         self._problem = ""
         self._look = paced(self._warn)
 
@@ -117,37 +113,9 @@ class EngineRun:
                 raise ConfigurationError(f"{self.files.store.uri}/{fetched.prefix}: {problem}")
             device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
             self._forms.take(self._told["now"], self._told["born"], device)
-            self._take_groups_on_load(self._told.get("groups") or [])
 
-    def _take_groups_on_load(self, groups: list[list[list[str]]]) -> None:
-        """Give each new optimizer the groups of the checkpoint's, when its engine loads its states."""
-        waiting = list(groups)
-
-        def load_state_dict(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
-            sizes = [len(group["params"]) for group in state_dict["param_groups"]]
-            # Accelerate loads a new optimizer's own states, whose groups are the start's.
-            if waiting and sizes == list(map(len, waiting[0])):
-                self._groups += self._group_names([optimizer])
-                self._regroup(optimizer, waiting.pop(0))
-            _load_state_dict(optimizer, state_dict)
-
-        torch.optim.Optimizer.load_state_dict = load_state_dict  # type: ignore[assignment, method-assign]
-
-    def _regroup(self, optimizer: torch.optim.Optimizer, groups: list[list[str]]) -> None:
-        parameters, held = dict(self._model.named_parameters()), optimizer.param_groups
-        if parameters.keys() >= {name for names in groups for name in names}:  # else the engine gives the error
-            settings = {name: value for name, value in held[0].items() if name != "params"}
-            held.extend({**settings} for _ in groups[len(held) :])
-            del held[len(groups) :]
-            for group, names in zip(held, groups, strict=True):
-                group["params"] = [parameters[name] for name in names]
-
-    def _group_names(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[list[list[str]]]:
-        names = {parameter: name for name, parameter in self._model.named_parameters()} if self._forms else {}
-        return [
-            [[names.get(parameter, "") for parameter in group["params"]] for group in optimizer.param_groups]
-            for optimizer in optimizers
-        ]
+    def _group_sizes(self) -> list[list[int]]:
+        return [[len(group["params"]) for group in optimizer.param_groups] for optimizer in self._optimizers]
 
     def _tell_changes(self, folder: Path) -> None:
         """Write what the run changed into the engine's checkpoint."""
@@ -155,17 +123,18 @@ class EngineRun:
         if self._forms is None:
             return
         changes, now = self._forms.changes(warns=not self._ranks.rank), self._forms.now()
-        groups = self._group_names(self._optimizers)
-        if self._ranks.local_rank == 0 and (changes["born"] or changes["trains"] or groups != self._groups):
-            told = {**changes, "now": {key: now.get(key) for key in changes["born"]}, "groups": groups}
-            told["problem"] = self._problem
-            torch.save(told, folder / CHANGES_FILE)
+        if self._ranks.local_rank == 0 and (changes["born"] or changes["trains"]):
+            problem = self._forms.problem(None, changes["born"])
+            now_of_born = {key: now.get(key) for key in changes["born"]}
+            torch.save({**changes, "now": now_of_born, "problem": problem}, folder / CHANGES_FILE)
 
     def _warn(self) -> None:
         """Warn where no resume can take what the run has made of the model or of the optimizers' groups."""
         problem = self._forms.problem(None, self._forms.born()) if self._forms else ""
-        if self._group_names(self._optimizers) != self._groups and not all(map(_takes_groups, self._optimizers)):
-            problem = problem or "the optimizer has other parameter groups than at the start"
+        if not problem and self._group_sizes() != self._groups:
+            problem = (
+                "the optimizer has other parameter groups than at the start (Lightning's BaseFinetuning restores its)"
+            )
         self._problem = warn_of_untakeable(problem, self._problem, self._ranks.rank)
 
     def start(
@@ -181,9 +150,8 @@ class EngineRun:
             CheckpointError: the nodes have different checkpoints; starting again fetches them anew.
         """
         self.step = step
-        torch.optim.Optimizer.load_state_dict = _load_state_dict  # type: ignore[method-assign]
         self._optimizers = optimizers
-        self._groups = self._groups or self._group_names(optimizers)
+        self._groups = self._group_sizes()
         self._global_batch, self._order = global_batch, dict(order)
         self.files.facts = {**order, "engine": self.engine, "samples_a_step": global_batch}
         self._ranks = RankGroup(timeout_s=RANKS_TIMEOUT_S)
@@ -319,13 +287,6 @@ class EngineRun:
         self._heartbeat.close()
         self.ledger.end("failed", self.step, f"{type(error).__name__}: {error}"[:200])
         self._watcher.close()
-
-
-def _takes_groups(optimizer: torch.optim.Optimizer) -> bool:
-    """True where ``_take_groups_on_load`` sees the engine's call; FSDP's optimizers load by DCP."""
-    inner: Any = unwrap_optimizer(optimizer)
-    is_torchs = type(inner).load_state_dict is _load_state_dict
-    return is_torchs and not any(isinstance(p, DTensor) for group in inner.param_groups for p in group["params"])
 
 
 def allow_numpys_values() -> None:
