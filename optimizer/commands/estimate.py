@@ -142,7 +142,7 @@ def command(
     write_notes(filter(None, notes))
     if result["measured_rows"] == 0:
         calibrate = "gpufleet calibrate RUNS.csv --out FILE, then --calibration FILE"
-        say(f"truer: {calibrate}: no run on this GPU was measured", err=True)
+        say(f"truer: {calibrate}: no run like it on this GPU was measured", err=True)
 
 
 def _given(ctx: click.Context, name: str) -> bool:
