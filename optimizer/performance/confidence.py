@@ -92,8 +92,8 @@ def speed_source(
         further[f"no measured run on {gpu.name} has {unmeasured} parallelism in code like {recipe.framework}"] = new_gpu
     if nodes > 1 and hardware.efa and not hardware.gpudirect:
         further["no measured run has several nodes with EFA and without GPUDirect RDMA"] = HOST_MEMORY_ERROR
-    article = "an" if name.startswith(ENCODER) else "a"
-    source = f"{own.rows} measured runs of {article} {name} (error {own.relative_error:.0%} on suites left out of the fit)"
+    a = "an" if name.startswith(ENCODER) else "a"
+    source = f"{own.rows} measured runs of {a} {name} (error {own.relative_error:.0%} on suites left out of the fit)"
     source += "".join(f"; {why}, so error {error:.0%}" for why, error in further.items() if error > own.relative_error)
     error = max(own.relative_error, *further.values(), 0.0)
     rows = own.rows if is_measured(calibration, gpu, recipe.precision) else 0
