@@ -59,9 +59,8 @@ def _deployer(stack: str | None, account: str | None, directory: Path) -> dict[s
     region, config = file.plan.region, file.config_texts
     with errors.explained(f"the plan's region {region} is none of AWS"):
         partition = get_session().get_partition_for_region(region)
-    names = Names(
-        stack=file.stack, account_id=account or caller_of(region)["Account"], region=region, partition=partition
-    )
+    account = account or caller_of(region)[0]
+    names = Names(stack=file.stack, account_id=account, region=region, partition=partition)
     policy = deployer_policy(
         names,
         boundary=config.get("gpufleet:permissionsBoundary", ""),

@@ -11,7 +11,7 @@ from bootstrap.contract.ledger import LedgerError
 from optimizer.aws import clients
 from optimizer.aws.training import read_ledger_lines
 from optimizer.commands.options import OutputFile, directory_option, parse_plan_argument, plan_number_option, stack_path
-from optimizer.commands.output import replace_file, say, write_plan_truer
+from optimizer.commands.output import say, write_file, write_plan_truer
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import follow_policy, read_stack, resolve_names
 from optimizer.commands.status import as_json
@@ -66,7 +66,7 @@ def command(plan: str, plan_number: int, out: Path, directory: Path) -> None:
         )
     with patience("drawing the page"):
         page = render(answer, now=now, run=run)
-    replace_file(out, lambda file: file.write(page))
+    write_file(out, page)
     say(f"wrote {out}", err=True)
     if run is None:
         write_plan_truer(plan, plan_number)

@@ -162,8 +162,9 @@ def resolve_names(file: StackFile) -> Names:
     Raises:
         GpufleetError: AWS did not answer, so that no name is known.
     """
-    caller, region = caller_of(file.plan.region), file.plan.region
-    return Names(stack=file.stack, account_id=caller["Account"], region=region, partition=caller["Arn"].split(":")[1])
+    region = file.plan.region
+    account, arn = caller_of(region)
+    return Names(stack=file.stack, account_id=account, region=region, partition=arn.split(":")[1])
 
 
 def read_asked(names: Names) -> PersonRequest | None:
@@ -178,14 +179,15 @@ def read_state(names: Names) -> ControllerState | None:
         return control.read_state(clients.s3(names.region), names.bucket, names.control_prefix)
 
 
-def caller_of(region: str) -> Any:
-    """Return AWS's answer about the caller, with its Account and Arn; GpufleetError where there is none."""
+def caller_of(region: str) -> tuple[str, str]:
+    """Return the caller's account and ARN; GpufleetError where AWS does not answer."""
     with (
         patience("asking AWS whose account this is"),
         errors.explained(
             "AWS does not say whose account this is",
             why="the names of the stack's resources hold the account",
-            next_step=errors.CHECK_CREDENTIALS,
+            next_step=f"{errors.CHECK_CREDENTIALS}; aws account enable-region --region-name {region} enables a region",
         ),
     ):
-        return clients.sts(region).get_caller_identity()
+        answer = clients.sts(region).get_caller_identity()
+        return answer["Account"], answer["Arn"]

@@ -28,7 +28,7 @@ def ask(names: Names, want: Want, **move: Any) -> bool:
 
     ``move`` is as of ``write_request``: where the run goes on, what other stacks spent.
     """
-    s3, caller, now = clients.s3(names.region), caller_of(names.region)["Arn"], datetime.now(UTC)
+    s3, caller, now = clients.s3(names.region), caller_of(names.region)[1], datetime.now(UTC)
     try:
         control.write_request(s3, names.bucket, names.control_prefix, want=want, by=caller, now=now, **move)
     except errors.AWS_ERRORS as error:

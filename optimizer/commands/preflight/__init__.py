@@ -134,12 +134,12 @@ def preflight(
         GpufleetError: no credentials, refused ones, or no way to AWS.
     """
     region = settings.plan.region
-    caller, ec2, subnet_ids = caller_of(region), clients.ec2(region), list(settings.subnet_ids)
-    identity = passed(f"account {caller['Account']} as {caller['Arn']}", check="identity", value=caller["Account"])
+    (account_id, arn), ec2, subnet_ids = caller_of(region), clients.ec2(region), list(settings.subnet_ids)
+    identity = passed(f"account {account_id} as {arn}", check="identity", value=account_id)
     context = Context(
         settings=settings,
         stack=stack,
-        account_id=caller["Account"],
+        account_id=account_id,
         ec2=ec2,
         service_quotas=clients.service_quotas(region),
         subnets=ask(lambda: ec2.describe_subnets(SubnetIds=subnet_ids)["Subnets"] if subnet_ids else []),

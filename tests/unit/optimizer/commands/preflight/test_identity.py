@@ -9,23 +9,20 @@ import pytest
 from optimizer.commands.preflight import preflight
 from optimizer.commands.preflight.model import Unknown
 from optimizer.contract.errors import GpufleetError
-from tests.unit.optimizer.commands.preflight.account import (
-    FakeAws,
-    Refusal,
-    aws,
-    context,
-    target,
-)
+from tests.unit.optimizer.commands.preflight.account import FakeAws, Refusal, aws, context, target
 
 __all__ = ["aws"]
 
 
-@pytest.mark.parametrize("code", ["ExpiredToken", "OptInRequired", "InvalidClientTokenId", "SignatureDoesNotMatch"])
-def test_credentials_that_aws_refuses_end_it(aws: FakeAws, code: str) -> None:
-    aws.answers["GetCallerIdentity"] = Refusal(code, 403)
+CODES = ["ExpiredToken", "OptInRequired", "InvalidClientTokenId", "SignatureDoesNotMatch"]
+
+
+@pytest.mark.parametrize("answer", [{}, *(Refusal(code, 403) for code in CODES)])
+def test_without_an_account_nothing_is_checked(aws: FakeAws, answer: Any) -> None:
+    aws.answers["GetCallerIdentity"] = answer
     with pytest.raises(GpufleetError, match="AWS does not say whose account this is: ") as caught:
         preflight(target(), stack="dev")
-    assert caught.value.exit_code == 1 and "aws sts get-caller-identity" in caught.value.next_step
+    assert caught.value.exit_code == 1 and "aws account enable-region --region-name us-east-1" in caught.value.next_step
 
 
 def test_the_nodes_go_to_the_zones_of_given_subnets_else_to_the_stacks_or_the_plans(aws: FakeAws) -> None:
