@@ -18,13 +18,7 @@ from infra.bundle import files_of
 from infra.images import brings_torch
 from infra.naming import Names, read_s3_prefix, slug
 from infra.places import node_prices
-from infra.settings import (
-    TRAINER_COMMAND,
-    WITH_LUSTRE_CLIENT,
-    ConfigError,
-    ScalingSettings,
-    StackSettings,
-)
+from infra.settings import TRAINER_COMMAND, WITH_LUSTRE_CLIENT, ConfigError, ScalingSettings, StackSettings
 from infra.user_data import NodeFacts, user_data
 from infra.wheels import Wanted, wheel_names, wheels_needed
 from optimizer.contract.plan import FleetPlan, usable_hours

@@ -234,12 +234,8 @@ class StackSettings(_Model):
     @property
     def one_zone(self) -> bool:
         """A gang, reserved capacity, or a file system with its nodes, is in one zone."""
-        return self.gang or self.in_reservation or self.plan.lustre is not None
-
-    @property
-    def in_reservation(self) -> bool:
-        """The nodes run in reserved capacity, which has room for no other."""
-        return self.plan.purchase.option in ("reserved", "capacity-block")
+        is_reserved = self.plan.purchase.option in ("reserved", "capacity-block")
+        return self.gang or is_reserved or self.plan.lustre is not None
 
     @property
     def min_nodes(self) -> int:

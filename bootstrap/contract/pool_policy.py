@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import Enum
 from typing import Generic
 
 from bootstrap.contract.pools import YOUNG_S, Pool, PoolEvent, PoolRecord, Prospect, age_since_s, rank_pools
-from bootstrap.contract.spot_values import Terms, should_wait, spot_saving
-from bootstrap.contract.timings import ASK_AGAIN, BOOT, ENDING, HOUR, TICK
+from bootstrap.contract.spot_values import Delays, Terms, should_wait, spot_saving
+from bootstrap.contract.timings import HOUR, TICK
 
 # A refused launch takes two ticks: the first sees the refusal, the second asks elsewhere.
 TRY_HOURS = 2 * TICK / HOUR
@@ -31,34 +30,6 @@ class Mode(Enum):
     IDLE = "idle"
     ON_DEMAND = "on-demand"
     SPOT = "spot"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Delays:
-    """Delays of a run, h.
-
-    Attributes:
-        restart_hours: mean time from a launch to the first new step.
-        restart_bound_hours: time that a launch never exceeds, for the guard.
-        lost_bound_hours: work that a reclaim can lose: the checkpoint interval.
-    """
-
-    restart_hours: float
-    restart_bound_hours: float
-    lost_bound_hours: float
-
-    @classmethod
-    def of_run(cls, *, drain_s: float, gang_window_s: float, lost_bound_hours: float) -> Delays:
-        """Return the delays of a run whose nodes the controller moves.
-
-        On-demand nodes may be bought after a drain, two more ticks and a wait, and come at the end of the gang window.
-        """
-        bound = timedelta(seconds=drain_s + gang_window_s) + ENDING + 2 * TICK + ASK_AGAIN
-        return cls(
-            restart_hours=BOOT / HOUR,
-            restart_bound_hours=bound / HOUR,
-            lost_bound_hours=lost_bound_hours,
-        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -212,8 +183,6 @@ class Adaptive(Generic[Pool]):
             # Work may be done faster than planned.
             deadline_hours=round(max(deadline_hours, view.whole_hours + delays.restart_bound_hours), 3),
             spot_price=round(min(view.prices[name] for name in self._records), _PRICE_DIGITS),
-            restart_hours=delays.restart_hours,
-            restart_bound_hours=delays.restart_bound_hours,
-            lost_bound_hours=delays.lost_bound_hours,
+            delays=delays,
             return_factor=_FACTOR_STEP ** round(math.log(factor, _FACTOR_STEP)),
         )

@@ -164,10 +164,8 @@ def stay_s(pool: PoolRecord, age_s: float) -> float:
 
 def _outlook(pool: PoolRecord, now_s: float) -> tuple[float, float]:
     """Chance that a launch succeeds, and the stay if it does."""
-    leaves, returns = (
-        learned_factor(pool.reclaims, pool.expected_reclaims),
-        learned_factor(pool.returns, pool.expected_returns),
-    )
+    leaves = learned_factor(pool.reclaims, pool.expected_reclaims)
+    returns = learned_factor(pool.returns, pool.expected_returns)
     usual = returns / (returns + leaves)
     if pool.empty_since_s is None or pool.empty_at_s is None:
         return usual, stay_s(pool, _UNSEEN_AGE_S)

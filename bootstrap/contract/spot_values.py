@@ -11,11 +11,13 @@ import math
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from bootstrap.contract.pools import YOUNG_S
+from bootstrap.contract.timings import ASK_AGAIN, BOOT, ENDING, HOUR, TICK
 
 # Lower ends of the age bins, h.
 AGES = (0.0, 0.5, 1.5, 4.5, 13.5)
@@ -31,6 +33,30 @@ _Costs = tuple[float, ...]
 _BINS = range(len(AGES))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delays:
+    """Delays of a run, h.
+
+    Attributes:
+        restart_hours: mean time from a launch to the first new step.
+        restart_bound_hours: time that a launch never exceeds, for the guard.
+        lost_bound_hours: work that a reclaim can lose: the checkpoint interval.
+    """
+
+    restart_hours: float
+    restart_bound_hours: float
+    lost_bound_hours: float
+
+    @classmethod
+    def of_run(cls, *, drain_s: float, gang_window_s: float, lost_bound_hours: float) -> Delays:
+        """Return the delays of a run whose nodes the controller moves.
+
+        On-demand nodes may be bought after a drain, two more ticks and a wait, and come at the end of the gang window.
+        """
+        bound = timedelta(seconds=drain_s + gang_window_s) + ENDING + 2 * TICK + ASK_AGAIN
+        return cls(restart_hours=BOOT / HOUR, restart_bound_hours=bound / HOUR, lost_bound_hours=lost_bound_hours)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Terms:
     """Fixed terms of a run.
@@ -38,18 +64,13 @@ class Terms:
     Attributes:
         work_hours, deadline_hours: at the start.
         spot_price: of an hour; on-demand's is 1.
-        restart_hours: mean hours from a launch to the first new step.
-        restart_bound_hours: hours that a launch never exceeds, for the guard.
-        lost_bound_hours: work that an interruption can lose: the checkpoint interval.
         return_factor: rate at which the first of all pools comes back, over one pool's.
     """
 
     work_hours: float
     deadline_hours: float
     spot_price: float
-    restart_hours: float
-    restart_bound_hours: float
-    lost_bound_hours: float
+    delays: Delays
     return_factor: float
 
 
@@ -87,8 +108,8 @@ def _solve(terms: Terms) -> _Tables:
     slack_hours = terms.deadline_hours - terms.work_hours
     step = max(math.sqrt(terms.work_hours * slack_hours / _CELLS), _SHORTEST_STEP_HOURS)
     work_cells, slack_cells = math.ceil(terms.work_hours / step), math.ceil(slack_hours / step)
-    spot_price, restart = terms.spot_price, terms.restart_hours
-    bound, lost = terms.restart_bound_hours, terms.lost_bound_hours
+    spot_price, restart = terms.spot_price, terms.delays.restart_hours
+    bound, lost = terms.delays.restart_bound_hours, terms.delays.lost_bound_hours
     loses, comes = _chances(1.0, step), _chances(terms.return_factor, step)
     growth = [
         (min(age + 1, len(AGES) - 1), min(step / (end - start), 1.0))

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from bootstrap.contract.pool_policy import Adaptive, Delays, Mode, RunView, may_launch, must_buy
+from bootstrap.contract.pool_policy import Adaptive, Mode, RunView, may_launch, must_buy
 from bootstrap.contract.pools import PoolEvent, PoolRecord
 from bootstrap.contract.settings import Lifecycle, Place
+from bootstrap.contract.spot_values import Delays
 from bootstrap.contract.state import UP, ChosenPlace, ControllerState
 from bootstrap.contract.timings import ASK_AGAIN, TICK
 from bootstrap.controller.ends import over_budget

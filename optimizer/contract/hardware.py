@@ -204,7 +204,3 @@ class Offer:
         known = ("on-demand", self.on_demand), ("reserved", self.reserved_1yr), ("capacity-block", self.capacity_block)
         spot = (("spot", price) for price in self.spot_by_zone)
         return (*((kind, price) for kind, price in known if price is not None), *spot)
-
-    def learned_in(self, zone_id: str) -> tuple[LearnedPool, ...]:
-        """Events of the spot pool of a zone, or of all for ""."""
-        return tuple(pool for pool in self.learned_spot if zone_id in (pool.name.zone_id, ""))

@@ -15,9 +15,10 @@ from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 
-from bootstrap.contract.pool_policy import Delays, Mode
+from bootstrap.contract.pool_policy import Mode
 from bootstrap.contract.pools import came
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
+from bootstrap.contract.spot_values import Delays
 from bootstrap.contract.staging import limit_s
 from bootstrap.contract.timings import ASK_AGAIN, ENDING, HOUR, REFUSED_REPLACEMENT, TICK
 from optimizer.contract.plan import FleetPlan, NodeItem, PolicyOutlook, Spread

@@ -94,15 +94,11 @@ def manifests(plan: FleetPlan, options: ManifestOptions) -> list[Manifest]:
             why="it starts the ranks of all nodes itself, and pods answer no remote shell",
             next_step="give the script alone, which torchrun starts, or make an MPIJob of Kubeflow's",
         )
-    name = job_name(plan)
+    # A label of DNS, with room for the pods' own suffixes.
+    model = re.sub("[^a-z0-9]+", "-", plan.job.model.lower().rpartition("/")[2]).strip("-")[:32].strip("-")
+    name = f"train-{model or 'model'}"
     objects = _karpenter(plan, options, name) if options.karpenter else []
     return [*objects, *_training(plan, options, name)]
-
-
-def job_name(plan: FleetPlan) -> str:
-    """Name of the job and what belongs to it: a label of DNS, with room for the pods' own suffixes."""
-    model = re.sub("[^a-z0-9]+", "-", plan.job.model.lower().rpartition("/")[2])
-    return f"train-{model.strip('-')[:32].strip('-') or 'model'}"
 
 
 def hard_limit_s(plan: FleetPlan) -> int | None:

@@ -17,13 +17,7 @@ from optimizer.contract.units import GIB
 from optimizer.performance import kernels
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import Framework, frameworks
-from optimizer.performance.rates import (
-    LEAST_FP32_SHARE,
-    cycle_per_s,
-    link_rate,
-    network_rate,
-    peak_flop_per_s,
-)
+from optimizer.performance.rates import LEAST_FP32_SHARE, cycle_per_s, link_rate, network_rate, peak_flop_per_s
 from optimizer.performance.types import CHECKPOINTINGS, FULL, NONE, ZERO1, Floats, Grid, Hardware, Number, Recipe
 from optimizer.workload.model import ModelSpec
 

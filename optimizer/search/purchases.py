@@ -84,7 +84,8 @@ def pool_hazard(offer: Offer, zone_id: str) -> Hazard:
     """Hazard of an offer's spot pool in a zone ("": in any): of its band, and of the events that own stacks saw."""
     as_of = str(offer.interruptions and offer.interruptions.as_of)
     prior = spot_hazard(offer.interruption_band, multi_gpu=offer.instance.gpu_count > 1, as_of=as_of)
-    return learn_hazard(prior, offer.learned_in(zone_id), datetime.now(UTC))
+    learned = [pool for pool in offer.learned_spot if zone_id in (pool.name.zone_id, "")]
+    return learn_hazard(prior, learned, datetime.now(UTC))
 
 
 def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = False) -> list[PricedPurchase]:

@@ -25,13 +25,7 @@ from optimizer.commands.output import (
     write_truer,
 )
 from optimizer.commands.progress import patience, steps
-from optimizer.commands.recommend.tables import (
-    CSV_COLUMNS,
-    count_rejections,
-    describe_spot,
-    plan_rows,
-    print_answer,
-)
+from optimizer.commands.recommend.tables import CSV_COLUMNS, count_rejections, describe_spot, plan_rows, print_answer
 from optimizer.commands.request_options import (
     TRAINING,
     RequestCommand,

@@ -13,8 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from bootstrap.contract.pool_policy import TRY_HOURS, Delays, Mode, RunView
+from bootstrap.contract.pool_policy import TRY_HOURS, Mode, RunView
 from bootstrap.contract.pools import PoolEvent, came, left, reclaimed, refused
+from bootstrap.contract.spot_values import Delays
 from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.types import Bools, Floats
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bootstrap.contract import pool_policy
-from bootstrap.contract.pool_policy import Adaptive, Delays, Mode, RunView, has_no_time, may_launch, must_buy
+from bootstrap.contract.pool_policy import Adaptive, Mode, RunView, has_no_time, may_launch, must_buy
 from bootstrap.contract.pools import PoolRecord, came, reclaimed, refused
-from bootstrap.contract.spot_values import Terms
+from bootstrap.contract.spot_values import Delays, Terms
 
 HOUR = 3600.0
 DELAYS = Delays(restart_hours=0.5, restart_bound_hours=1.0, lost_bound_hours=0.25)

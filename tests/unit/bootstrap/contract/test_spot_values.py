@@ -6,15 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from bootstrap.contract.spot_values import Terms, should_wait, spot_saving
+from bootstrap.contract.spot_values import Delays, Terms, should_wait, spot_saving
 
 TERMS = Terms(
     work_hours=48.0,
     deadline_hours=57.6,
     spot_price=0.3,
-    restart_hours=0.2,
-    restart_bound_hours=0.4,
-    lost_bound_hours=0.25,
+    delays=Delays(restart_hours=0.2, restart_bound_hours=0.4, lost_bound_hours=0.25),
     return_factor=1.0,
 )
 
