@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from optimizer.commands.options import OutputFile
-from optimizer.commands.output import format_option, json_text, say, write_csv, write_json, write_table, write_text
-from optimizer.contract.errors import GpufleetError, InvalidInputError
+from optimizer.commands.output import format_option, json_text, say, write_csv, write_file, write_table, write_text
+from optimizer.contract.errors import InvalidInputError
 from optimizer.workload.profile.profiler import is_function, profile_function
 from optimizer.workload.profile.records import ModuleProfile
 
@@ -65,13 +65,11 @@ def command(target: str, out: Path | None, output_format: str) -> None:
             next_step=f"--out {out}.json",
         )
     profile = profile_function(target, progress=lambda line: say(line, err=True))
+    text = json_text(profile.model_dump(mode="json"))
     if out is not None:
-        try:
-            out.write_text(json_text(profile.model_dump(mode="json")) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise GpufleetError(f"{out} cannot be written: {error}", next_step="give another --out") from error
+        write_file(out, text + "\n")
     if output_format == "json":
-        write_json(profile.model_dump(mode="json"))
+        click.echo(text)
     elif output_format == "csv":
         write_csv(_rows(profile), ["name", "parameters", "trainable_parameters", *COLUMNS])
     else:

@@ -99,6 +99,8 @@ class Calibration(BaseModel):
             value = getattr(self, name)
             if isinstance(value, dict) and name != "precision_efficiency" and POOLED not in value:
                 raise ValueError(f"{name} has no value named {POOLED}")
+        if "new framework" in self.residuals:
+            raise ValueError("its errors are those of an earlier version, by kind of run alone")
         return self
 
     def values(self, gpu: Gpu, recipe: Recipe) -> dict[str, dict[str, float]]:

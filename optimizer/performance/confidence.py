@@ -47,8 +47,8 @@ def kind_of(model: ModelSpec, recipe: Recipe, calibration: Calibration, *, pipel
 
 
 def cell_of(kind: str, gpu: Gpu, recipe: Recipe) -> str:
-    """Name the cell of a run."""
-    code = frameworks()[recipe.framework].fitted_as or recipe.framework
+    """Name the cell of a run; the reference trainer is plain PyTorch."""
+    code = DEFAULT if recipe.framework == TRAINER else recipe.framework
     return f"{kind} on {gpu.die} in {code}" + EIGHT_BITS * (recipe.precision == "fp8")
 
 

@@ -39,16 +39,16 @@ from optimizer.workload.resolve import resolve_model
 from optimizer.workload.size_rule import model_of_size
 
 
-def _to_number(text: str) -> float:
+def _to_number(text: str, limit: str = "a number") -> float:
     try:
         return float({"true": "1", "false": "0"}.get(text.lower(), text))
     except ValueError as error:
-        raise ValueError("a number") from error
+        raise ValueError(limit) from error
 
 
 def _to_flag(text: str) -> bool:
-    if (number := _to_number(text)) < 0:
-        raise ValueError("true, false, or a number of at least 0")
+    if (number := _to_number(text, limit := "true, false, or a number of at least 0")) < 0:
+        raise ValueError(limit)
     return number > 0
 
 
@@ -130,7 +130,8 @@ class Row(BaseModel):
     attention: Annotated[types.Attention, _spelled(sdpa="flash", fused="flash", eager="unfused")] = "flash"
     compiled: Flag = False
     cuda_graphs: Flag | None = None
-    date: str = ""
+    # Of a date that does not begin with year and month, nobody knows if it is early.
+    date: Annotated[str, BeforeValidator(lambda text: text[:7] if re.match(r"20\d\d-\d\d", text) else "")] = ""
     framework: str = ""
     experts_implementation: Annotated[Literal["grouped", "loop"], _spelled(grouped_mm="grouped")] = "grouped"
     method: Annotated[Literal["full", "lora", "qlora"], _spelled()] = "full"
@@ -360,8 +361,7 @@ def _graphs(row: Row, setup: Setup) -> Graphs:
     """
     grid, mixture, per_node = setup.grid, bool(setup.model.experts), setup.hardware.gpus_per_node
     if mixture:
-        since = re.match(r"20\d\d-\d\d", row.date)
-        is_whole = setup.recipe.precision == "fp8" and since is not None and since[0] >= WHOLE_MIXTURES_SINCE
+        is_whole = setup.recipe.precision == "fp8" and row.date >= WHOLE_MIXTURES_SINCE
         is_whole &= grid.nodes == 1 or per_node > USUAL_GPUS_PER_NODE
     else:
         is_whole = grid.tensor == grid.pipeline == 1 and grid.sharding != types.ZERO3

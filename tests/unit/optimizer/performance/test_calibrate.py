@@ -52,13 +52,17 @@ def test_one_processor_says_nothing_of_another(tmp_path: Path) -> None:
     assert fitted.residuals["pooled"].relative_error == pytest.approx(math.log(2), rel=1e-3)
 
 
-def test_a_calibration_without_pooled_values_is_refused(tmp_path: Path) -> None:
-    data = json.loads(CALIBRATION.read_text())
-    del data["host_s_per_layer"]["pooled"]
+def test_a_calibration_without_pooled_values_or_with_errors_of_before_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
-    path.write_text(json.dumps(data))
-    with pytest.raises(DataMissingError, match="host_s_per_layer has no value named pooled"):
-        read_calibration(path)
+    for reason in ("host_s_per_layer has no value named pooled", "errors are those of an earlier version"):
+        data = json.loads(CALIBRATION.read_text())
+        if "pooled" in reason:
+            del data["host_s_per_layer"]["pooled"]
+        else:
+            data["residuals"]["new framework"] = {"rows": 0, "relative_error": 0.0421}
+        path.write_text(json.dumps(data))
+        with pytest.raises(DataMissingError, match=reason):
+            read_calibration(path)
 
 
 def test_every_measured_row_has_a_source() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -222,6 +223,9 @@ def test_code_that_no_measured_run_used_has_a_wider_error() -> None:
     known, unknown = (error("h100-80gb", framework=name)[0] for name in ("megatron-core", "torchtitan"))
     assert known == CALIBRATION.residuals[DENSE]
     assert unknown.relative_error == CALIBRATION.residuals[POOLED].relative_error
+    recipe = Recipe(seq_len=512, framework="torchtitan")
+    encoder, _ = speed_source(CALIBRATION, replace(LLAMA_8B, architecture="encoder"), recipe, node("h100-80gb"), 1, ())
+    assert encoder == CALIBRATION.residuals[ENCODER]  # not the smaller one of an encoder in plain PyTorch
 
 
 def test_a_users_runs_state_the_error_of_their_kind_on_their_processor() -> None:

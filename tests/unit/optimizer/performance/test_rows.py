@@ -168,6 +168,7 @@ def test_a_row_is_faster_by_what_its_source_says_of_it() -> None:
     for rows in (
         [llama | {"precision_real": "MXFP8"}, llama | {"precision_real": "fp8-cs"}],
         [titan | {"date": "2024-12"}, titan | {"date": "2025-07"}],
+        [titan | {"date": "2025-06-30"}, titan | {"date": "01/08/2026"}],
         [hgx, mixture, {**mixture, "cuda_graphs": 1}, {**mixture, "date": "2026-06"}],
         [
             bert,
@@ -198,6 +199,7 @@ def test_nvidias_runs_fit_but_for_those_whose_source_leaves_memory_open() -> Non
         ({"layers": "many"}, "layers is 'many'"),
         ({"layers": -1}, "layers is '-1'\n  limit: at least 1"),
         ({"compiled": -1}, "compiled is '-1'\n  limit: true, false, or a number of at least 0"),
+        ({"compiled": "yes"}, "compiled is 'yes'\n  limit: true, false, or a number of at least 0"),
         ({"hidden_size": "inf"}, "hidden_size is 'inf'"),
         ({"gpus": 10, "tensor_parallel": 4}, "gpus is 10"),
         ({"architecture": "rnn"}, "architecture is 'rnn'"),
