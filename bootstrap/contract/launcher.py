@@ -48,6 +48,10 @@ SHELL_SIGN = re.compile(r"[;|&<>]$|\d?>>?[\w./~$]|[<>]\(")
 BEFORE = re.compile(r"\w+=.*|[!{]|do|elif|else|exec|if|nohup|then|until|while", re.DOTALL)
 READS_TEXT = re.compile(r"-\w*[cS]")
 READS_MODULE = r"-[bBdEiIOPqsSuvx]*m"
+ENDS_OPTIONS = rf"{READS_MODULE}|--(module$|no[-_]python)"
+# Options whose next word may be a value, and launchers that are packages' names, too.
+TAKES_VALUE = re.compile(r"-(?!-no-|-$)[^=]+")
+PACKAGES = frozenset({"composer", "deepspeed"})
 SUBSTITUTED = re.compile(r"(?:\$\(|`)\s*(?:which|command -v)\s+([\w./-]+)\s*[)`]")
 SCRIPT = re.compile(r".+\.(py|pyc|pyz|sh)", re.DOTALL)
 
@@ -141,14 +145,16 @@ def _starters(command: Sequence[str]) -> Iterator[str]:
         path = re.sub(rf"^{READS_MODULE}|\.py$", "", word).replace("/", ".")
         yield from (launcher for suffix, launcher in MODULES.items() if path.endswith(suffix))
         name, after = PurePath(word).name, words[at + 1 :]
-        # conda run -n deepspeed python train.py: a program stands between an option's value and the script.
-        is_value = last.startswith("-") and any(
-            not (before.startswith("-") or word.startswith("-")) for before, word in itertools.pairwise(words[at:-1])
+        # Behind a value stands a program (conda run -n deepspeed python train.py), or it is a package (uv run --with).
+        is_value = TAKES_VALUE.fullmatch(last) and any(
+            PurePath(word).name in STARTERS or "python" in word or not (before.startswith("-") or word.startswith("-"))
+            for before, word in itertools.pairwise(words[at:-1])
         )
-        has_script = len(words) > len(own) + 1 or any(re.match(READS_MODULE, word) for word in after)
-        if last == "--" or (has_script and not last.startswith("--") and not is_value):
+        is_value = is_value or (TAKES_VALUE.fullmatch(last) and last.startswith("--") and name in PACKAGES)
+        has_script = len(words) > len(own) + 1 or any(re.match(ENDS_OPTIONS, word) for word in after)
+        if last == "--" or (has_script and not is_value):
             yield from STARTERS & {name}
-        if last == "--" or not last.startswith("--"):
+        if last == "--" or has_script or not last.startswith("--"):
             yield from STARTERS & {f"{name} {after[0]}" if after else ""}
 
 
@@ -158,7 +164,5 @@ def _before_script(words: Sequence[str]) -> list[str]:
 
 def _options(words: Sequence[str]) -> set[str]:
     """Names of the long options before a script or module, as torchrun reads them."""
-    own = itertools.takewhile(
-        lambda word: not re.match(rf"{READS_MODULE}|--(module$|no[-_]python)", word), _before_script(words)
-    )
+    own = itertools.takewhile(lambda word: not re.match(ENDS_OPTIONS, word), _before_script(words))
     return {word[2:].partition("=")[0].replace("_", "-") for word in own if word.startswith("--") and word != "--"}

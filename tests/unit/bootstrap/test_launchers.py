@@ -121,6 +121,12 @@ def test_the_first_word_says_how_a_command_is_started(command: str, start: str) 
         ("docker run --rm -e deepspeed image python train.py", ""),
         ("uv run --with deepspeed train.py", ""),
         ("python train.py -c 'torchrun train.py'", ""),
+        ("conda run -n env --no-capture-output torchrun train.py", "torchrun has no option"),
+        ("conda run -n deepspeed --no-capture-output python train.py", ""),
+        ("conda run -n deepspeed --no-capture-output torchrun train.py", "torchrun has no option"),
+        ("numactl --membind=0 deepspeed --module my.train", "deepspeed has no option"),
+        ("uv run --frozen accelerate launch train.py", "accelerate has no option"),
+        ("uv run --extra deepspeed --no-sync train.py", ""),
         ("", ""),
     ],
 )  # fmt: skip
@@ -150,7 +156,7 @@ def test_ranks_that_are_all_on_this_node_are_seen_whoever_set_them(
         assert program.stdout is not None
         program.stdout.readline()
         while len(descendants(program.pid)) < len(worlds) or any(
-            Path(f"/proc/{pid}/comm").read_text() != "sleep\n" for pid in descendants(program.pid)
+            b"WORLD_SIZE=" not in Path(f"/proc/{pid}/environ").read_bytes() for pid in descendants(program.pid)
         ):
             time.sleep(0.01)
         try:
