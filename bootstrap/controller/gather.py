@@ -16,7 +16,7 @@ from bootstrap.contract.ending import TERMINATE, Member
 from bootstrap.contract.settings import STACK_TAG, ControllerSettings, Lifecycle
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.bucket import load_reports, load_request
-from bootstrap.controller.clients import Clients, log, to_seconds
+from bootstrap.controller.clients import Clients, error_code, log, to_seconds
 from bootstrap.controller.observation import AutoScalingGroup, Machine, Observation
 
 INTERRUPTION = "EC2 Spot Instance Interruption Warning"
@@ -141,7 +141,15 @@ def read_machines(
     https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-detach-attach-instances.html
     """
     pages = clients.ec2.get_paginator("describe_instances")
-    instances = _read_forgotten(clients, settings, groups, state, now) if state and state.is_silent(now) else {}
+    instances: dict[str, Any] = {}
+    try:
+        if state and state.is_silent(now):
+            instances = _read_forgotten(clients, settings, groups, state, now)
+    except ClientError as error:
+        # A permissions boundary of before may lack it, and nodes need their ticks. Known ones count to their lease.
+        if error_code(error) != "AccessDenied":
+            raise
+        log("unreadable", reason=f"no scaling activities: {error}")
     instances |= {
         instance["InstanceId"]: instance
         for tag, values in ((STACK_TAG, [settings.stack]), ("aws:autoscaling:groupName", list(settings.groups)))
@@ -172,7 +180,7 @@ def _read_forgotten(
         for activity in (activity for page in found for activity in page["Activities"]):
             if activity["StartTime"] < since and "EndTime" in activity:
                 break
-            ended_at, named = to_seconds(activity.get("EndTime", now)), _ACTIVITY.match(activity["Description"])
+            ended_at, named = to_seconds(activity.get("EndTime", now)), _ACTIVITY.match(activity.get("Description", ""))
             if named is None or activity["StartTime"] < since or ended_at <= state.updated_at:
                 continue
             what, instance_id = named.groups()

@@ -799,6 +799,16 @@ def test_what_came_and_went_in_an_outage_is_charged_as_auto_scaling_tells(
     assert stack.tick().spent_usd == pytest.approx(state.spent_usd)
 
 
+def test_an_outage_ends_where_a_boundary_denies_the_activities(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget(stack, stack.trained())
+    before, autoscaling = stack.tick(), stack.clients.autoscaling
+    refuse(monkeypatch, autoscaling, "describe_scaling_activities", "AccessDenied")
+    assert stack.tick(10 * 60).updated_at > before.updated_at
+    refuse(monkeypatch, autoscaling, "describe_scaling_activities")
+    with pytest.raises(ClientError, match="Throttling"):
+        stack.tick(10 * 60)
+
+
 @pytest.mark.parametrize(
     ("own_zone", "usd"),
     # These settings have no spot price: without the market's the dearest counts.
