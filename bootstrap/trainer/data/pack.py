@@ -122,7 +122,7 @@ def _documents(inputs: list[Path], field: str) -> Iterator[tuple[str, str]]:
                                 f"{path}:{number}",
                                 _text(_loaded(f"{path}:{number}", line), field, f"{path}:{number}"),
                             )
-                elif items := _items(path, data := file.read()):
+                elif (items := _items(path, data := file.read(), field)) is not None:
                     for number, item in enumerate(items, 1):
                         yield f"{path}, item {number}", _text(item, field, f"{path}, item {number}")
                 else:
@@ -134,16 +134,17 @@ def _documents(inputs: list[Path], field: str) -> Iterator[tuple[str, str]]:
             raise ConfigurationError(f"{path} cannot be read: {error}; expected text, JSON lines or JSON") from error
 
 
-def _items(path: Path, data: bytes) -> list[Any]:
-    """Items of a whole file of JSON; none of prose, which may begin with a bracket."""
+def _items(path: Path, data: bytes, field: str) -> list[Any] | None:
+    """Items of a whole file of JSON; None of prose: a lone object without the field is a notebook, say."""
     try:
         value = _loaded(str(path), data)
     except ConfigurationError:
         if path.suffix == ".json":
             raise
-        return []
+        return None
     items = value if isinstance(value, list) else [value]
-    return items if path.suffix == ".json" or any(isinstance(item, dict) for item in items) else []
+    has_objects = any(isinstance(item, dict) and (len(items) > 1 or field in item) for item in items)
+    return items if path.suffix == ".json" or has_objects else None
 
 
 def _are_objects(first: list[bytes], field: str) -> bool:

@@ -333,6 +333,7 @@ def test_packed_text_is_read_back_with_an_end_token_after_each_document(
         ("x.txt", b'\r\n{"text": "a b"}\r\n{"text": "c"}', "5 tokens of 2 documents"),
         ("x.json", b'[{"text": "a b"},\n {"text": "c"}]', "5 tokens of 2 documents"),
         ("list.txt", b'[{"text": "a b"},\n {"text": "c"}]', "5 tokens of 2 documents"),
+        ("x.ipynb", b'{\n "a": "b"}', "8 tokens of 1 documents"),
         ("x.json", b'{\n "text": "a b"}', "3 tokens of 1 documents"),
         ("x.md", b'{"a": "b"}\n\xc3\xa9', "8 tokens of 1 documents"),
         ("x.jsonl", b'{"text": "a \\ud83d b"}\n{"text": "\\ud83d\\ude00"}', "6 tokens of 2 documents"),
