@@ -16,7 +16,7 @@ from bootstrap.contract.trainer import data_problem
 from bootstrap.contract.words import counted
 from infra.bundle import files_of
 from infra.images import brings_torch
-from infra.naming import Names, read_s3_prefix, slug
+from infra.naming import Names, read_s3_prefix, slug, tags
 from infra.places import node_prices
 from infra.settings import TRAINER_COMMAND, WITH_LUSTRE_CLIENT, ConfigError, ScalingSettings, StackSettings
 from infra.user_data import NodeFacts, user_data
@@ -169,6 +169,10 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
         )
     if settings.scaling and settings.mode == "training":
         yield "gpufleet:scaling is for gpufleet:mode workers only: the controller starts a training gang whole"
+    # IAM refuses two keys that differ in case alone: https://docs.aws.amazon.com/IAM/latest/UserGuide/id_tags.html
+    keys = [key.lower() for key in tags("", "", dict(settings.tags))]
+    if len(set(keys)) < len(keys) or any(key.startswith("aws:") for key in keys):
+        yield "gpufleet:tags has a key that begins with aws:, or that differs from another in case alone"
     for key, uri in (("data", settings.data), ("baseWeights", settings.base_weights)):
         # It becomes a resource of the nodes' policy, and no wildcard may widen it.
         if uri and not re.fullmatch(r"/[\w./=+-]*", uri) and not read_s3_prefix(uri):

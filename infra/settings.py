@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
 from bootstrap.contract import ecr
@@ -50,11 +50,12 @@ def _from_project(path: Path) -> Path:
 
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 _SHARED_CEILING = r"^(s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/([\w.=+/-]+)@([1-9]\d*))?$"
+Boolean = Annotated[bool, Field(strict=True)]
 LocalPath = Annotated[Path, AfterValidator(_from_project)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 # https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html
 TagKey = Annotated[str, Field(pattern=r"^[\w .:/=+@-]*$", min_length=1, max_length=128)]
-TagValue = Annotated[str, Field(pattern=r"^[\w .:/=+@-]*$", max_length=256, coerce_numbers_to_str=True)]
+TagValue = Annotated[str, BeforeValidator(str), Field(pattern=r"^[\w .:/=+@-]*$", max_length=256)]
 
 
 class _Model(BaseModel):
@@ -119,7 +120,7 @@ class StackSettings(_Model):
     program with a launcher of its own (accelerate, deepspeed, conda, python; docs/engines.md). Empty is
     gpufleet's own trainer (-m bootstrap.trainer) where it carries out the plan and trainDir is not set; else the nodes
     join and wait, as they do with none."""
-    standby: StrictBool = False
+    standby: Boolean = False
     """Keep processes ready that replace a failed worker of a script of your own within seconds (docs/training.md).
     gpufleet's own trainer has them in any case."""
     data: str = ""
@@ -142,19 +143,19 @@ class StackSettings(_Model):
     permissions_boundary: str = Field(default="", pattern=r"^(arn:aws[a-z-]*:iam::(\d{12}|aws):policy/[\w+=,.@/-]+)?$")
     """ARN of an IAM policy that bounds every role of the stack, where your organisation demands one. It must allow what
     the roles do (docs/security.md). Auto Scaling's service-linked role takes none."""
-    isolate_training: StrictBool = True
+    isolate_training: Boolean = True
     """Give the training a role of its own, which reaches checkpoints, data, base weights and the stack's parameters
     alone, in place of the node's, and keep its user off the metadata service; false gives it the node's role. An
     existing VPC must reach STS."""
-    waits: StrictBool = False
+    waits: Boolean = False
     """Start no node before `gpufleet resume` or `gpufleet move` asks for the first time: until then the stack costs its
     endpoints and the like."""
-    force_destroy: StrictBool = False
+    force_destroy: Boolean = False
     """Let `pulumi destroy` delete the checkpoints, their bucket and their key. They are protected otherwise."""
     mode: Mode = "training"
     """training, one job over all nodes of the plan; or workers, every node runs the command for itself and the group
     may scale."""
-    nat: StrictBool = False
+    nat: Boolean = False
     """Give the private subnets a NAT gateway to the internet, billed by the hour and GB. AWS's own services need
     none."""
     ceiling_usd: float | None = Field(default=0, ge=0, allow_inf_nan=False, validate_default=True)

@@ -58,6 +58,8 @@ from tests.plans import SPOT_P4D, sample_plan
         ({"gpufleet:undoDays": "400"}, r"undoDays: must be at most 365 \(got 400\)"),
         ({"gpufleet:alarmEmail": "nobody"}, "alarmEmail: must match"),
         ({"gpufleet:tags": '["a"]'}, r"tags: a mapping is needed \(got \['a'\]\)"),
+        ({"gpufleet:tags": '{"aws:x": "1"}'}, "begins with aws:"),
+        ({"gpufleet:tags": '{"project": "x"}'}, "differs from another in case alone"),
         ({"gpufleet:tags": '{"team": "a&b"}'}, "tags.team: must match"),
         ({"gpufleet:tags": json.dumps({str(n): "x" for n in range(7)})}, "tags: must have at most 6 entries"),
         ({"gpufleet:sharedCeiling": "s3://team/budget.json"}, "sharedCeiling: must match"),

@@ -124,6 +124,6 @@ def test_no_address_no_alarm() -> None:
 
 
 def test_a_users_own_tags_are_everywhere_too() -> None:
-    stack = deploy(config={"gpufleet:tags": '{"team": "nlp"}'})
-    assert stack.one("Bucket")["tags"]["team"] == "nlp"
+    stack = deploy(config={"gpufleet:tags": '{"team": "nlp", "trial": true}'})
+    assert stack.one("Bucket")["tags"].items() >= {("team", "nlp"), ("trial", "True")}
     assert {"key": "team", "value": "nlp", "propagateAtLaunch": True} in stack.one("Group")["tags"]
