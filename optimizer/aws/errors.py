@@ -109,6 +109,7 @@ def is_server_fault(error: BaseException) -> bool:
     return _has_fault_code(error) or (status >= 500 and not is_throttled(error))
 
 
+_ENABLE = "the region is not enabled (`aws account enable-region` does it)"
 # The first predicate that holds decides. {code}, {message}: of AWS's answer; {error}: the exception.
 _REASONS: tuple[tuple[Callable[[BaseException], bool], str], ...] = (
     (has_no_credentials, "no AWS credentials were found ({error}); run `aws configure` or set AWS_PROFILE"),
@@ -116,9 +117,9 @@ _REASONS: tuple[tuple[Callable[[BaseException], bool], str], ...] = (
         is_misconfigured,
         "this machine's AWS configuration cannot be used ({error}); mend ~/.aws/config, or AWS_ENDPOINT_URL",
     ),
-    (has_bad_credentials, "AWS refused the credentials ({code}): expired, wrong, or the region is not enabled"),
+    (has_bad_credentials, "AWS refused the credentials ({code}): expired, wrong, or " + _ENABLE),
     (is_not_permitted, "the credentials may not do this ({code}): {message}"),
-    (is_region_disabled, "the account has not enabled the region"),
+    (is_region_disabled, _ENABLE),
     (is_throttled, "AWS throttled the calls ({code}), even after waiting; try again later"),
     (is_unreachable, "no answer from AWS ({error})"),
     # An answer that lacks its fields, like a portal's page of HTML, is a KeyError of botocore's parser.

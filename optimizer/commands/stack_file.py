@@ -186,7 +186,7 @@ def caller_of(region: str) -> tuple[str, str]:
         errors.explained(
             "AWS does not say whose account this is",
             why="the names of the stack's resources hold the account",
-            next_step=f"{errors.CHECK_CREDENTIALS}; aws account enable-region --region-name {region} enables a region",
+            next_step=errors.CHECK_CREDENTIALS,
         ),
     ):
         answer = clients.sts(region).get_caller_identity()

@@ -43,7 +43,7 @@ PREDICATES = (
         (_client_error("403"), errors.is_not_permitted, "may not do this"),
         (_client_error("404"), errors.is_not_found, "as AWS says it"),
         (_client_error("NoSuchResourceException"), errors.is_not_found, "as AWS says it"),
-        (_client_error("OptInRequired"), errors.is_region_disabled, "has not enabled the region"),
+        (_client_error("OptInRequired"), errors.is_region_disabled, "`aws account enable-region`"),
         (_client_error("RequestLimitExceeded"), errors.is_throttled, "try again later"),
         (_client_error("ThrottlingException"), errors.is_throttled, "throttled"),
         (EndpointConnectionError(endpoint_url="http://127.0.0.1:9"), errors.is_unreachable, "127.0.0.1:9"),

@@ -22,7 +22,7 @@ def test_without_an_account_nothing_is_checked(aws: FakeAws, answer: Any) -> Non
     aws.answers["GetCallerIdentity"] = answer
     with pytest.raises(GpufleetError, match="AWS does not say whose account this is: ") as caught:
         preflight(target(), stack="dev")
-    assert caught.value.exit_code == 1 and "aws account enable-region --region-name us-east-1" in caught.value.next_step
+    assert caught.value.exit_code == 1 and "aws sts get-caller-identity" in caught.value.next_step
 
 
 def test_the_nodes_go_to_the_zones_of_given_subnets_else_to_the_stacks_or_the_plans(aws: FakeAws) -> None:
