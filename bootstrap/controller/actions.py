@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
-from bootstrap.contract.ending import (
-    TERMINATE,
-    EndAction,
-    EndStaying,
-    GiveBack,
-    abandon_launches,
-    end_leaving,
-    end_staying,
-    lift_protection,
-)
+from bootstrap.contract import ending
 from bootstrap.contract.state import UP, ControllerState
 from bootstrap.controller.observation import AutoScalingGroup, Tick
 
@@ -29,7 +20,7 @@ class ChangeGroup:
     parameters: Mapping[str, Any]
 
 
-Action = ChangeGroup | EndAction
+Action = ChangeGroup | ending.EndAction
 
 
 class GroupAction(NamedTuple):
@@ -61,28 +52,32 @@ def _of_group(tick: Tick, state: ControllerState, group: AutoScalingGroup, place
     """Return a group's actions; ``place``: what it is wanted for."""
     now, ended, is_wanted, actions = tick.now, tick.seen.ended, place is not None, list[Action]()
     gone = _leaving_now(tick, state, place, group) if place else []
-    protected = [] if is_wanted else lift_protection(group.members)
+    protected = [] if is_wanted else ending.lift_protection(group.members)
     sizes = _sizes(tick, state, group, place, gone)
     # Workers are replaced: their group may not shrink (https://github.com/buildkite/elastic-ci-stack-for-aws/issues/1261).
-    actions += [(GiveBack if tick.settings.mode == "training" else EndStaying)(instance_id=key) for key in gone]
+    actions += [
+        (ending.GiveBack if tick.settings.mode == "training" else ending.EndStaying)(instance_id=key) for key in gone
+    ]
     if protected:
         # Again: the node entered service, protected, after the size was set.
         sizes["DesiredCapacity"] = 0
-    if resumed := [name for name in group.suspended if (name != TERMINATE) is is_wanted]:
+    if resumed := [name for name in group.suspended if (name != ending.TERMINATE) is is_wanted]:
         actions.append(ChangeGroup(operation="resume_processes", parameters={"ScalingProcesses": resumed}))
     actions += protected
     if sizes:
         actions.append(ChangeGroup(operation="update_auto_scaling_group", parameters=sizes))
     # A hook holds an instance that has ended, too, and a launch is not looked at before it is in service:
     # https://docs.aws.amazon.com/autoscaling/ec2/userguide/lifecycle-hooks-overview.html
-    actions += abandon_launches(member for member in group.members if not is_wanted or member.instance_id in ended)
+    actions += ending.abandon_launches(
+        member for member in group.members if not is_wanted or member.instance_id in ended
+    )
     if not is_wanted and group.desired == 0:
-        actions += end_staying(group.members, state.since, now)
+        actions += ending.end_staying(group.members, state.since, now)
     leaving_since = {key: since for key, instance in state.instances.items() if (since := instance.leaving_since)}
     limit = timedelta(seconds=tick.settings.drain_s)
     # A node that never served has nothing to save.
     unused = {key for key, instance in state.instances.items() if instance.given_back and not instance.served}
-    return [*actions, *end_leaving(group.members, leaving_since, limit, now, ended | unused)]
+    return [*actions, *ending.end_leaving(group.members, leaving_since, limit, now, ended | unused)]
 
 
 def _leaving_now(tick: Tick, state: ControllerState, place: str, group: AutoScalingGroup) -> list[str]:

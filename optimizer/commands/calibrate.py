@@ -26,7 +26,7 @@ from optimizer.performance.measured_runs import RUNS, cells_of, newest_by_layout
 from optimizer.performance.rows import read_table
 
 if TYPE_CHECKING:
-    from optimizer.performance.user_runs import CalibrationReport
+    from optimizer.performance.fit import CalibrationReport
 
 # Rows from which a calibration is worth much, from the benchmark in docs/models.md.
 FEW = 5
@@ -97,7 +97,7 @@ def command(
             raise InvalidInputError(f"--out is {out}, the runs themselves", limit="another file")
         if not out.is_file():  # a device or a pipe would be replaced by a file
             raise InvalidInputError(f"--out is {out}, no regular file", next_step="leave --out away to write nothing")
-    from optimizer.performance.user_runs import calibrate  # help needs no scipy
+    from optimizer.performance.fit import calibrate  # help needs no scipy
 
     with patience("fitting the speed model"):
         if runs:

@@ -32,22 +32,12 @@ from optimizer.commands.request_options import TRAINING, calibration_option, cho
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.request import Workload, request_from_dict
 from optimizer.contract.units import short
+from optimizer.performance import setups
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.confidence import SPLITS
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import fp8_note, frameworks
 from optimizer.performance.rows import COLUMNS, estimate_row, read_table
-from optimizer.performance.setups import (
-    USUAL_GPUS_PER_NODE,
-    USUAL_SEQ_LEN,
-    Setup,
-    build_hardware,
-    build_recipe,
-    data_ranks,
-    default_sharding,
-    find_gpu,
-    positions_note,
-)
 from optimizer.performance.table import explain
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware
 from optimizer.search.problem import find_reach
@@ -149,7 +139,7 @@ def _given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-def _read_setup(flags: Mapping[str, Any]) -> tuple[Setup, str]:
+def _read_setup(flags: Mapping[str, Any]) -> tuple[setups.Setup, str]:
     """Read the flags, as the request of one step, as a set-up with a name for all its hardware."""
     given = {name: flags[name] for name in Workload.model_fields if flags.get(name) is not None}
     axes = ["data", *(name for name in SPLITS if flags[name] > 1)]
@@ -157,19 +147,20 @@ def _read_setup(flags: Mapping[str, Any]) -> tuple[Setup, str]:
     request = request_from_dict(asked | {"constraints": {"parallelism": axes}}, origin="the configuration")
     work, model = request.workload, resolve_model(request.model)
     hardware, gpus, name = _hardware(flags)
-    recipe = build_recipe(
+    recipe = setups.build_recipe(
         model,
         seq_len=work.seq_len,
         target_len=work.target_len,
-        framework=find_reach(request, model, work.seq_len or USUAL_SEQ_LEN).framework,
+        framework=find_reach(request, model, work.seq_len or setups.USUAL_SEQ_LEN).framework,
         gpu=hardware.gpu,
         precision=work.precision,
         optimizer=work.optimizer,
         compiled=work.compiled,
         tuning=work.tuning,
     )
-    write_notes(filter(None, (positions_note(model, recipe.seq_len), model.head_note)))
-    data, micro_batch = data_ranks(gpus, flags["tensor"], flags["pipeline"], flags["context"]), flags["micro_batch"]
+    write_notes(filter(None, (setups.positions_note(model, recipe.seq_len), model.head_note)))
+    data = setups.data_ranks(gpus, flags["tensor"], flags["pipeline"], flags["context"])
+    ranks, micro_batch = data * flags["context"], flags["micro_batch"]
     grad_accum, rest = divmod(work.global_batch, data * micro_batch) if flags["global_batch"] else (1, 0)
     if rest:
         raise InvalidInputError(
@@ -177,7 +168,7 @@ def _read_setup(flags: Mapping[str, Any]) -> tuple[Setup, str]:
             limit=f"a multiple of {data * micro_batch} ({data} data-parallel ranks x micro-batch {micro_batch})",
             why="every rank has the same number of sequences",
         )
-    sharding = flags["sharding"] or default_sharding(model, data * flags["context"], flags["pipeline"], work.tuning)
+    sharding = flags["sharding"] or setups.default_sharding(model, ranks, flags["pipeline"], work.tuning)
     grid = Grid(
         nodes=math.ceil(gpus / hardware.gpus_per_node),
         data=data,
@@ -187,10 +178,10 @@ def _read_setup(flags: Mapping[str, Any]) -> tuple[Setup, str]:
         grad_accum=grad_accum,
         checkpointing=CHECKPOINTINGS.index(flags["activation_checkpointing"]),
     )
-    return Setup(model=model, recipe=recipe, hardware=hardware, grid=grid), name
+    return setups.Setup(model=model, recipe=recipe, hardware=hardware, grid=grid), name
 
 
-def _describe_setup(setup: Setup, hardware: str) -> dict[str, Any]:
+def _describe_setup(setup: setups.Setup, hardware: str) -> dict[str, Any]:
     """The part of the command's JSON object that was asked for or follows from it."""
     model, recipe, grid, tuning = setup.model, setup.recipe, setup.grid, setup.recipe.tuning
     names = ("method", "lora_rank", "lora_targets", "frozen") if tuning.adapts else ("method", "frozen")
@@ -269,9 +260,9 @@ def _hardware(flags: Mapping[str, Any]) -> tuple[Hardware, int, str]:
             raise InvalidInputError("--gpus with --instance-type", why="the type fixes it", next_step="use --nodes")
         hardware = Hardware.from_instance_type(load().instance_type(instance_type))
         return hardware, (nodes or 1) * hardware.gpus_per_node, instance_type
-    model = find_gpu(flags["gpu"], gpu_table())
-    total = gpus or (nodes or 1) * USUAL_GPUS_PER_NODE
-    nodes = nodes or math.ceil(total / USUAL_GPUS_PER_NODE)
+    model = setups.find_gpu(flags["gpu"], gpu_table())
+    total = gpus or (nodes or 1) * setups.USUAL_GPUS_PER_NODE
+    nodes = nodes or math.ceil(total / setups.USUAL_GPUS_PER_NODE)
     per_node, rest = divmod(total, nodes)
     if rest or not per_node:
         raise InvalidInputError(
@@ -279,7 +270,7 @@ def _hardware(flags: Mapping[str, Any]) -> tuple[Hardware, int, str]:
             limit="GPUs are nodes x GPUs of a node",
             next_step=f"--gpus {max(per_node, 1) * nodes}, or another --nodes",
         )
-    return build_hardware(model, per_node, None), total, f"{nodes} x {per_node} x {model.key}"
+    return setups.build_hardware(model, per_node, None), total, f"{nodes} x {per_node} x {model.key}"
 
 
 def _print(result: dict[str, Any], output_format: str) -> None:

@@ -10,19 +10,11 @@ from pathlib import Path
 import click
 
 from optimizer.catalog import load
+from optimizer.commands import options
 from optimizer.commands.asking import choose_folder, confirm, consent_options, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.long_help import LongCommand
 from optimizer.commands.move.regions import Walk
-from optimizer.commands.options import (
-    config_option,
-    directory_option,
-    list_stacks,
-    plan_number_option,
-    read_plan_argument,
-    repeat_command,
-    run_options,
-)
 from optimizer.commands.output import say
 from optimizer.commands.pulumi_engine import require_pulumi
 from optimizer.commands.resume import command as resume
@@ -52,15 +44,15 @@ Example:
 """,
 )
 @click.argument("source", metavar="REQUEST|PLAN")
-@plan_number_option
+@options.plan_number_option
 @click.option(
     "--stack", metavar="NAME", help="Pulumi stack.  [default: the folder's only one; dev where there is none yet]"
 )
 @click.option("--regions", metavar="R,R", help="Begin in the cheapest region and go on where capacity comes.")
-@directory_option
-@config_option
+@options.directory_option
+@options.config_option
 @consent_options
-@run_options
+@options.run_options
 def command(
     source: str,
     plan_number: int,
@@ -97,7 +89,7 @@ def command(
                 next_step="gpufleet up REQUEST --regions R,R, or gpufleet up PLAN",
             )
         given = list(dict.fromkeys(region.strip() for region in regions.split(",")))
-        base, again = stack or FIRST_STACK, repeat_command({})
+        base, again = stack or FIRST_STACK, options.repeat_command({})
         for region in given:
             load().check_region(region)
             check_name(f"{base}-{region}")
@@ -111,10 +103,10 @@ def command(
         else:
             say(f"the run is stack {file.stack}'s; {again} follows it, and moves it where it must")
         return
-    name = stack or (only_stack(directory) if list_stacks(directory) else FIRST_STACK)
+    name = stack or (only_stack(directory) if options.list_stacks(directory) else FIRST_STACK)
     check_name(name)
     plans = source if _is_plan(source) else run_recommend(source, choose_folder(directory) / f"plans.{name}.json")
-    plan = read_plan_argument(plans, plan_number)
+    plan = options.read_plan_argument(plans, plan_number)
     again = shlex.join(["gpufleet", "up", plans, "--stack", name, *(["--plan", str(plan_number)] * (plan_number > 1))])
     if not yes:
         kept = find_stack(name, directory)

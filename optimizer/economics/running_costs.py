@@ -89,12 +89,7 @@ RUN_LIMIT_S = 55
 MEMORY_GIB = 0.25
 METRICS = 10
 # In the order of a plan's prices.
-CONTROLLER_ITEMS = (
-    "lambda-request",
-    "lambda-compute",
-    "custom-metric",
-    "metric-request",
-)
+CONTROLLER_ITEMS = ("lambda-request", "lambda-compute", "custom-metric", "metric-request")
 
 
 def controller_usd_per_hour(catalog: Catalog, region: str) -> float:

@@ -11,10 +11,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 
 import numpy as np
 from scipy.optimize import least_squares
 
+from bootstrap.contract.words import counted
+from optimizer.contract.errors import InvalidInputError
 from optimizer.performance.calibration import (
     BY_PROCESSOR,
     OF_MANY_NODES,
@@ -27,7 +30,7 @@ from optimizer.performance.calibration import (
 )
 from optimizer.performance.confidence import cell_of, kind_of
 from optimizer.performance.frameworks import frameworks
-from optimizer.performance.measured_runs import MeasuredRun, log_errors, stack_tables
+from optimizer.performance.measured_runs import MeasuredRun, Refused, log_errors, stack_tables, throughput_error
 from optimizer.performance.setups import Setup
 from optimizer.performance.table import stack, step_seconds
 from optimizer.performance.types import Floats
@@ -250,3 +253,48 @@ def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) 
         before = base.residuals.get(key, Residual(rows=0, relative_error=0.0))
         updated[key] = Residual(rows=before.rows + len(group), relative_error=stated)
     return updated
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationReport:
+    """A calibration to ``rows``, with relative errors of predicted throughput, above 0 where predicted too fast.
+
+    ``errors`` has those of the shipped calibration (before), of the new one (after), and of one that never saw the
+    row's model (left_out), or where all are of one the row itself.
+    """
+
+    calibration: Calibration
+    rows: Sequence[MeasuredRun]
+    refused: Sequence[Refused]
+    errors: dict[str, Floats]
+    left_out_by: str
+
+
+def calibrate(
+    rows: Sequence[MeasuredRun], refused: Sequence[Refused], base: Calibration, *, origin: str
+) -> CalibrationReport:
+    """Fit a calibration to ``rows`` of ``origin``, from ``base``."""
+    if not rows:
+        first = f"; line {refused[0].line}: {refused[0].reason.splitlines()[0]}" if refused else ""
+        raise InvalidInputError(
+            f"{origin} holds {counted(0, 'run')} that can be used and {len(refused)} that cannot{first}",
+            limit="at least 1",
+            next_step="gpufleet calibrate --template prints the columns and an example",
+        )
+    left_out = left_out_errors(rows, lambda train: adapt(train, base))
+    update = {
+        "residuals": residuals(rows, left_out, base),
+        "rows": base.rows + len(rows),
+        "source": f"your {counted(len(rows), 'measured run')} ({origin}), on top of {base.source}",
+        "as_of": datetime.now(UTC).date(),
+    }
+    calibration = adapt(rows, base).model_copy(update=update)
+    log_error = {"before": log_errors(rows, base), "after": log_errors(rows, calibration), "left_out": left_out}
+    models = {(row.suite, row.setup.model.name) for row in rows}
+    return CalibrationReport(
+        calibration=calibration,
+        rows=rows,
+        refused=refused,
+        errors={when: throughput_error(error) for when, error in log_error.items()},
+        left_out_by="model" if len(models) > 1 else "run",
+    )

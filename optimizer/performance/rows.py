@@ -19,19 +19,10 @@ from bootstrap.contract.fine_tuning import FROZEN, FULL_TRAINING, FineTuning
 from optimizer.contract.errors import GpufleetError, InvalidInputError, describe_wrong, unreadable
 from optimizer.contract.hardware import Gpu
 from optimizer.contract.units import GIB
-from optimizer.performance import types
+from optimizer.performance import setups, types
 from optimizer.performance.calibration import Calibration
 from optimizer.performance.confidence import SPLITS
 from optimizer.performance.frameworks import MEGATRON, framework_name, frameworks
-from optimizer.performance.setups import (
-    USUAL_GPUS_PER_NODE,
-    Setup,
-    build_hardware,
-    build_recipe,
-    data_ranks,
-    default_sharding,
-    find_gpu,
-)
 from optimizer.performance.types import Graphs, Grid
 from optimizer.workload.model import BiasesAndNorms, ModelSpec, build_model, check_shape
 from optimizer.workload.presets import presets
@@ -254,15 +245,17 @@ TORCHTITAN_CUDNN_SINCE = "2025-07"
 USUAL_STEP_TOKENS = 4e6
 
 
-def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
+def read_row(row: Row, gpus: Mapping[str, Gpu]) -> setups.Setup:
     """Read one row; an error names the column, its value and the limit."""
-    model, gpu = read_model(row), find_gpu(row.gpu, gpus)
+    model, gpu = read_model(row), setups.find_gpu(row.gpu, gpus)
     cnn = model.architecture == "cnn"
-    data = data_ranks(row.gpus, row.tensor_parallel, row.pipeline_parallel, row.context_parallel)
+    data = setups.data_ranks(row.gpus, row.tensor_parallel, row.pipeline_parallel, row.context_parallel)
     tuning = FineTuning(method=row.method, lora_rank=row.lora_rank, lora_targets=row.lora_targets, frozen=row.frozen)
-    sharding = row.sharding or default_sharding(model, data * row.context_parallel, row.pipeline_parallel, tuning)
+    sharding = row.sharding or setups.default_sharding(
+        model, data * row.context_parallel, row.pipeline_parallel, tuning
+    )
     framework, sharding, splits = _read_code(row, model, gpu, sharding)
-    recipe = build_recipe(
+    recipe = setups.build_recipe(
         model,
         seq_len=None if cnn else row.seq_len,
         framework=framework,
@@ -278,7 +271,7 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         loops_experts=row.experts_implementation == "loop",
         **_read_remarks(row.uncertain, model.layers),
     )
-    per_node = min(row.gpus_per_node or USUAL_GPUS_PER_NODE, row.gpus)
+    per_node = min(row.gpus_per_node or setups.USUAL_GPUS_PER_NODE, row.gpus)
     chunks = _read_chunks(row, model.layers)
     grid = Grid(
         nodes=math.ceil(row.gpus / per_node),
@@ -291,8 +284,8 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Setup:
         grad_accum=row.grad_accum or _usual_accumulation(row, data, recipe.seq_len, chunks),
         checkpointing=types.CHECKPOINTINGS.index(row.activation_checkpointing),
     )
-    hardware = build_hardware(gpu, per_node, row.network_gbit_per_s_per_node)
-    setup = Setup(model=model, recipe=recipe, hardware=hardware, grid=grid)
+    hardware = setups.build_hardware(gpu, per_node, row.network_gbit_per_s_per_node)
+    setup = setups.Setup(model=model, recipe=recipe, hardware=hardware, grid=grid)
     return replace(setup, recipe=replace(recipe, graphs=_graphs(row, setup)))
 
 
@@ -352,7 +345,7 @@ def _usual_accumulation(row: Row, data: int, seq_len: int, chunks: int) -> int:
 WHOLE_MIXTURES_SINCE = "2026-06"
 
 
-def _graphs(row: Row, setup: Setup) -> Graphs:
+def _graphs(row: Row, setup: setups.Setup) -> Graphs:
     """Read what NVIDIA's code replays; without cell and remark, what its recipes do on Blackwell.
 
     They capture dense models without tensor ranks, stages and ZeRO-3 as a whole: Llama 3 8B in
@@ -362,7 +355,7 @@ def _graphs(row: Row, setup: Setup) -> Graphs:
     grid, mixture, per_node = setup.grid, bool(setup.model.experts), setup.hardware.gpus_per_node
     if mixture:
         is_whole = setup.recipe.precision == "fp8" and row.date >= WHOLE_MIXTURES_SINCE
-        is_whole &= grid.nodes == 1 or per_node > USUAL_GPUS_PER_NODE
+        is_whole &= grid.nodes == 1 or per_node > setups.USUAL_GPUS_PER_NODE
     else:
         is_whole = grid.tensor == grid.pipeline == 1 and grid.sharding != types.ZERO3
     is_whole &= setup.recipe.framework == "nemo" and setup.hardware.gpu.architecture.startswith("Blackwell")

@@ -24,13 +24,7 @@ from optimizer.contract.plan import (
 )
 from optimizer.contract.request import Workload
 from optimizer.contract.units import rounded
-from optimizer.economics.planned import (
-    describe_cost,
-    describe_hours,
-    describe_interruption,
-    describe_lustre,
-    describe_staging,
-)
+from optimizer.economics import planned
 from optimizer.economics.running_costs import CONTROLLER_ITEMS
 from optimizer.performance.confidence import speed_source
 from optimizer.performance.expected import expected_rates
@@ -58,7 +52,7 @@ def _build(problem: Problem, candidate: Candidate, estimates: Estimates, i: int,
     lustre = None
     if work.lustre_gib is not None and work.data_gib is not None:
         hours = float(table.outcome.hours_expected[row])
-        lustre = describe_lustre(problem.running_costs(region), work.lustre_gib, work.data_gib, hours)
+        lustre = planned.describe_lustre(problem.running_costs(region), work.lustre_gib, work.data_gib, hours)
     return FleetPlan(
         instance_type=fastest.instance.name,
         region=region,
@@ -148,10 +142,12 @@ def describe_run(problem: Problem, candidate: Candidate) -> dict[str, Any]:
     outcome, copy = table.outcome, problem.node_copy(table.fastest.instance.name)
     usd = problem.running_costs(purchase.offer.region)
     return {
-        "hours": describe_hours(outcome, row),
-        "cost_usd": describe_cost(table.cost, row),
-        "interruption": describe_interruption(outcome, table.checkpoints, row, nodes=nodes, hazard=purchase.hazard),
-        "staging": describe_staging(copy, usd, outcome, table.cost, row, nodes=nodes) if copy else None,
+        "hours": planned.describe_hours(outcome, row),
+        "cost_usd": planned.describe_cost(table.cost, row),
+        "interruption": planned.describe_interruption(
+            outcome, table.checkpoints, row, nodes=nodes, hazard=purchase.hazard
+        ),
+        "staging": planned.describe_staging(copy, usd, outcome, table.cost, row, nodes=nodes) if copy else None,
     }
 
 

@@ -25,19 +25,10 @@ from infra.naming import read_s3_prefix
 from optimizer.aws import clients, errors
 from optimizer.catalog import load
 from optimizer.catalog.region_transfer import transfer_usd
+from optimizer.commands import options
 from optimizer.commands.asking import choose_folder, confirm, consent_options, end_dry_run, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.move.copying import Carried, copy, find_carried
-from optimizer.commands.options import (
-    config_option,
-    list_stacks,
-    one_stack_options,
-    plan_number_option,
-    read_plan_argument,
-    repeat_command,
-    run_options,
-    stack_path,
-)
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
 from optimizer.commands.pulumi_engine import require_pulumi
@@ -76,12 +67,12 @@ Example:
 """
 )
 @click.argument("region")
-@one_stack_options
+@options.one_stack_options
 @click.option("--plans", metavar="PLAN", help="Plan for a new stack.  [default: recommend's, for the stack's request]")
-@plan_number_option
-@config_option
+@options.plan_number_option
+@options.config_option
 @consent_options
-@run_options
+@options.run_options
 def command(
     region: str,
     stack: str | None,
@@ -104,7 +95,7 @@ def command(
     require_pulumi()
     load().check_region(region)
     source, target = find_run(read_stack(stack, directory), directory)
-    again = repeat_command({"stack": ["--stack", source.stack]})
+    again = options.repeat_command({"stack": ["--stack", source.stack]})
     if target is not None and region not in (source.plan.region, target.plan.region):
         raise InvalidInputError(
             f"the run of stack {source.stack} is on its way to stack {target.stack}",
@@ -137,7 +128,7 @@ def command(
 
 def others_of_job(file: StackFile, directory: Path) -> list[StackFile]:
     """Return the folder's stacks of other regions that train the job of ``file``."""
-    known = (find_stack(name, directory) for name in list_stacks(directory))
+    known = (find_stack(name, directory) for name in options.list_stacks(directory))
     return [
         other
         for other in known
@@ -212,7 +203,7 @@ def find_place(
         # The request may leave the global batch to recommend.
         flags = ("--region", region, "--global-batch", str(source.plan.job.global_batch))
         plans = run_recommend(str(request), answer, *flags)
-    plan = read_plan_argument(plans, plan_number)
+    plan = options.read_plan_argument(plans, plan_number)
     if plan.region != region or job_id(plan) != job_id(source.plan):
         raise InvalidInputError(
             f"the plan is for {plan.region} and job {job_id(plan)}",
@@ -220,7 +211,7 @@ def find_place(
             why="the checkpoint and the meter are of one job",
             next_step=f"plan the same request for the region: gpufleet recommend REQUEST --region {region}",
         )
-    return StackFile(stack=name, path=stack_path(directory, name), plan=plan, config=config)
+    return StackFile(stack=name, path=options.stack_path(directory, name), plan=plan, config=config)
 
 
 def _refuse_second_run(file: StackFile) -> None:
