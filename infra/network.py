@@ -49,8 +49,7 @@ def choose_zones(settings: StackSettings, account: Mapping[str, str]) -> list[st
     wanted = (settings.zone_id,) if settings.zone_id else plan.wanted_zone_ids
     if not wanted:
         offers = aws.ec2.get_instance_type_offerings(
-            location_type="availability-zone-id",
-            filters=[{"name": "instance-type", "values": [plan.instance_type]}],
+            location_type="availability-zone-id", filters=[{"name": "instance-type", "values": [plan.instance_type]}]
         )
         wanted = tuple(sorted(offers.locations))
     chosen = [zone_id for zone_id in wanted if zone_id in account]

@@ -16,14 +16,8 @@ def newest(region: str, parameter: str) -> str:
 
 
 # Indexes list one image a platform: https://docs.aws.amazon.com/AmazonECR/latest/userguide/docker-push-multi-architecture-image.html
-_INDEX_TYPES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
-_MANIFEST_TYPES = (
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
+_INDEX_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+_MANIFEST_TYPES = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 # Docker's names of EC2's architectures: https://github.com/opencontainers/image-spec/blob/main/image-index.md
 _ARCHITECTURES = {"x86_64": "amd64", "arm64": "arm64"}
 

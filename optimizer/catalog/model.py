@@ -198,8 +198,4 @@ def unknown(kind: str, value: str, known: Collection[str]) -> InvalidInputError:
     if kind == "instance type":
         limit = f"a type of one of the families {families(known)}"
         hint += "" if near else ", with --gpu H100 those of a GPU model"
-    return InvalidInputError(
-        f"{kind} {value!r} is not in the catalog",
-        limit=limit,
-        next_step=hint,
-    )
+    return InvalidInputError(f"{kind} {value!r} is not in the catalog", limit=limit, next_step=hint)

@@ -84,8 +84,7 @@ def _matching(kind: str, patterns: Sequence[str], known: Sequence[str]) -> set[s
         if not matches:
             if any(sign in pattern for sign in "*?[") and not (kind == "instance type" and why_left_out(pattern)):
                 raise InvalidInputError(
-                    f"no {kind} matches {pattern!r}",
-                    limit=f"one of {', '.join(sorted(known))}, or a pattern of them",
+                    f"no {kind} matches {pattern!r}", limit=f"one of {', '.join(sorted(known))}, or a pattern of them"
                 )
             raise unknown(kind, pattern, known)
         chosen.update(matches)

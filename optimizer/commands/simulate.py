@@ -81,11 +81,7 @@ Example:
     help="Checkpoint interval: an interruption loses a uniform part of it.",
 )
 @click.option(
-    "--price-ratio",
-    type=FiniteRange(min=1),
-    default=3.3,
-    show_default=True,
-    help="On-demand price over spot price.",
+    "--price-ratio", type=FiniteRange(min=1), default=3.3, show_default=True, help="On-demand price over spot price."
 )
 @click.option("--together", is_flag=True, help="One run that may take its nodes from the pools of all traces.")
 @click.option(
