@@ -97,7 +97,7 @@ def _write_gradient(
     """Make the rows the gradient of their negative log-likelihoods' sum times ``scale``."""
     gradient = (rows.float() - whole[:, None]).exp_()
     # A comparison joins the compiled kernel; a scatter is one of its own.
-    gradient -= ((torch.arange(rows.shape[1], device=rows.device) == index) & own[:, None]).float()
+    gradient.add_((torch.arange(rows.shape[1], device=rows.device) == index) & own[:, None], alpha=-1)
     rows.copy_(gradient.mul_(scale[:, None]))
 
 

@@ -7,6 +7,7 @@ ranks anew: a peer may wait for it in a collective that nothing else ends. Mathe
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 from collections.abc import Iterator
@@ -35,7 +36,9 @@ class MicroBatchLimit:
     def __init__(self, config: TrainerConfig, store: Store) -> None:
         self._store = store
         ranks = dist.get_world_size() if dist.is_initialized() else 1
-        self._name = f"micro-batch/{hashlib.sha256(repr((ranks, config)).encode()).hexdigest()[:16]}"
+        # Nodes may have unlike numbers of GPUs.
+        layout = repr((ranks, dataclasses.replace(config, gpus_per_node=0)))
+        self._name = f"micro-batch/{hashlib.sha256(layout.encode()).hexdigest()[:16]}"
         box: list[int | None] = [None]
         if ranks == 1 or dist.get_rank() == 0:
             with contextlib.suppress(FileNotFoundError):
