@@ -139,18 +139,19 @@ def _commands(words: Sequence[str]) -> Iterator[Sequence[str]]:
 
 def _starters(command: Sequence[str]) -> Iterator[str]:
     """Launchers in a simple command: at its beginning, or before a script or module and no option's value."""
-    own = _before_script(command)
+    own = [*command[:1], *_before_script(command[1:])]  # a script may begin: ./with.sh torchrun train.py
     words = ["--", *own, *command[len(own) :][:1]]
     for at, (last, word) in enumerate(itertools.pairwise(words), 1):
         path = re.sub(rf"^{READS_MODULE}|\.py$", "", word).replace("/", ".")
         yield from (launcher for suffix, launcher in MODULES.items() if path.endswith(suffix))
-        name, after = PurePath(word).name, words[at + 1 :]
+        name, after = "" if word.startswith("-") else PurePath(word).name, words[at + 1 :]
         # Behind a value stands a program (conda run -n deepspeed python train.py), or it is a package (uv run --with).
         is_value = TAKES_VALUE.fullmatch(last) and any(
             PurePath(word).name in STARTERS or "python" in word or not (before.startswith("-") or word.startswith("-"))
             for before, word in itertools.pairwise(words[at:-1])
         )
         is_value = is_value or (TAKES_VALUE.fullmatch(last) and last.startswith("--") and name in PACKAGES)
+        is_value = is_value or (name in ONE_NODE and re.search(r"(^|/)python[\d.]*$|\.sh$", "".join(after[:1])))
         has_script = len(words) > len(own) + 1 or any(re.match(ENDS_OPTIONS, word) for word in after)
         if last == "--" or (has_script and not is_value):
             yield from STARTERS & {name}

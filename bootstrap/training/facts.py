@@ -40,9 +40,9 @@ def is_same_fact(own: Any, saved: Any) -> bool:
 
     A function of a schedule (``schedule_of``) may have another name, or, by another Python, another code.
     """
-    if own == saved or not (isinstance(own, str) and isinstance(saved, str) and "LambdaLR(" in own):
+    if own == saved or not re.search(r"\(.*#[0-9a-f]{8}[,)]", f"{own} {saved}"):
         return bool(own == saved)
-    words, before = (re.split(r"[(), ]+", text) for text in (own, saved))
+    words, before = (re.split(r"[(), ]+", str(text)) for text in (own, saved))
     is_alike = all({*word.split("#")} & {*was.split("#")} for word, was in zip(words, before, strict=False))
     return is_alike and len(words) == len(before)
 

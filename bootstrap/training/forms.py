@@ -30,8 +30,8 @@ LOOK_FACTOR = 200
 
 
 def warn_of_untakeable(problem: str, before: str, rank: int) -> str:
-    """Say once why no new start can take the form that a run has made; returns ``problem``."""
-    if problem and problem != before and rank == 0:
+    """Say once why no new start can take the form that a run has made, also where it grows on; returns ``problem``."""
+    if problem and problem.partition("(")[0] != before.partition("(")[0] and rank == 0:
         logger.error(
             "no new start of this script can take a checkpoint from now on: %s. Make the change before the run is "
             "entered", problem,
@@ -61,8 +61,8 @@ def plain_name(name: str) -> str:
 
 
 def form_of(kind: str, tensor: Any) -> Form:
-    """Form of a tensor, or of anything with its shape and dtype."""
-    return kind, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    """Form of a tensor, or of anything with its shape and dtype; of a parameter that DeepSpeed divides, the whole's."""
+    return kind, tuple(getattr(tensor, "ds_shape", tensor.shape)), str(tensor.dtype).removeprefix("torch.")
 
 
 class ModuleForms:

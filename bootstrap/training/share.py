@@ -11,7 +11,6 @@ import torch
 
 from bootstrap.training.data_ranks import DataRanks
 from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.forms import warn_of_untakeable
 from bootstrap.training.host_buffer import allocate, held_bytes, memory_of, open_kept, refuse_too_large
 from bootstrap.training.planning import FilePlan, Piece, plan_files
 from bootstrap.training.rank_group import RankGroup
@@ -32,7 +31,6 @@ class Share:
         self._plan = FilePlan(own=())
         self.buffer = torch.empty(0, dtype=torch.uint8)
         self._views: list[torch.Tensor] = []
-        self._problem = ""
         self.stager = Stager(state.device, state.steppers)
 
     def prepare(self) -> None:
@@ -62,7 +60,7 @@ class Share:
             self._replan(geometries)
         self._copy(snapshot, parts)
         changes = self._state.changes()
-        self._problem = warn_of_untakeable(self._state.problem(changes), self._problem, self._ranks.rank)
+        self._state.warn(changes)
         return {
             "parts": snapshot.values,
             "changes": changes,

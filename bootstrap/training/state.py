@@ -187,22 +187,26 @@ class TrainingState:
             "schedules": schedules,
         }
 
-    def problem(self, changes: Mapping[str, Any]) -> str:
-        """Say once why no new start of this script could take a checkpoint of now; empty where it can, and later."""
+    def warn(self, changes: Mapping[str, Any]) -> None:
+        """Say once why no new start of this script could take a checkpoint of now, where none could."""
         problem = self._forms.problem(None, changes["born"]) if changes["born"] else ""
         if new := [key for key in changes["sharded"] if self._like(key, self._sharded[key]) is None]:
             problem = f"{new[0]} is sharded over the ranks, and no parameter has its shape to lay it out like"
         for optimizer in self.optimizers.values():
             if lost := optimizer.unknown():
                 problem = f"the optimizer has a parameter of shape {lost[0]} that the model has no longer"
-        is_new, self._said = problem != self._said, problem or self._said
-        return problem if is_new else ""
+        self._said = warn_of_untakeable(problem, self._said, self._rank) or self._said
 
     def look(self) -> None:
-        """Warn where a step has made what no new start of this script could take, before a checkpoint has it."""
+        """Warn where a step has made what no new start of this script could take, before a checkpoint has it.
+
+        Gathered parameters stay so: a rank that reshards them in another step than its peers gathers alone.
+        """
+        if self._rank or any(map(is_gathered, (self.model, *self.parts.values()))):
+            return
         if self._is_stale():
             self.resolve()
-        warn_of_untakeable(self.problem({"born": self._forms.born(), "sharded": ()}), "", self._rank)
+        self.warn({"born": self._forms.born(), "sharded": ()})
 
     def _like(self, key: str, shape: tuple[int, ...]) -> DTensor | None:
         """Sharded parameter of a shape, whose layout a tensor that a part makes late has; that of its name first."""
@@ -360,6 +364,14 @@ def reshard(part: object) -> None:
         method: Any = getattr(module, "reshard", None)  # fully_shard's, whose import takes long
         if method is not None:
             method()
+
+
+def is_gathered(part: object) -> bool:
+    """True where FSDP2 has gathered parameters of a module, or leaves some out."""
+    modules = list(part.modules()) if isinstance(part, nn.Module) else []
+    parameters = (parameter for module in modules for parameter in module._parameters.values())
+    is_whole = (parameter is not None and not isinstance(parameter, DTensor) for parameter in parameters)
+    return any(hasattr(module, "reshard") for module in modules) and any(is_whole)
 
 
 def rebuild_reducer(model: nn.Module) -> None:

@@ -127,6 +127,12 @@ def test_the_first_word_says_how_a_command_is_started(command: str, start: str) 
         ("numactl --membind=0 deepspeed --module my.train", "deepspeed has no option"),
         ("uv run --frozen accelerate launch train.py", "accelerate has no option"),
         ("uv run --extra deepspeed --no-sync train.py", ""),
+        ("numactl --cpunodebind=0 --membind=0 deepspeed train.py", "deepspeed has no option"),
+        ("/opt/nvidia/nvidia_entrypoint.sh torchrun train.py", "torchrun has no option"),
+        ("uv run deepspeed --num_gpus 2 --module swift.cli.sft", "deepspeed has no option"),
+        ("conda run -n deepspeed ./run.sh torchrun", ""),
+        ("conda run --prefix=/envs/deepspeed python train.py", ""),
+        ("docker run --rm deepspeed/deepspeed python3.12 train.py", ""),
         ("", ""),
     ],
 )  # fmt: skip

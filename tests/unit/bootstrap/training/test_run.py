@@ -679,6 +679,10 @@ def test_a_schedule_whose_function_has_another_name_is_the_same() -> None:
     earlier = "LambdaLR(warm)"  # a checkpoint of before the code counted, and one of another Python
     assert is_same_fact(schedule(warm), earlier) and is_same_fact(schedule(warm), "LambdaLR(warm#01234567)")
     assert not is_same_fact(schedule(rise), earlier) and not is_same_fact("a#1", "a#2")
+    assert is_same_fact("MultiplicativeLR(fall#89abcdef)", "MultiplicativeLR(fall)")
+    assert is_same_fact(
+        "SequentialLR(Warmup(fall#89abcdef), StepLR())", "SequentialLR(Warmup(fall#01234567), StepLR())"
+    )
 
 
 def test_checkpoint_from_elsewhere_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -926,6 +930,14 @@ def test_state_that_a_run_makes_and_changes_is_made_again_by_a_resume(
     assert StoredCheckpoints(open_store(str(tmp_path / "b"))).scan()[0][0].manifest.step >= stop - 2
     assert_same(train(tmp_path / "b"), undisturbed)
     assert "no new start" not in caplog.text
+
+
+def test_a_parameter_that_deepspeed_gathers_has_not_grown() -> None:
+    layer: Any = nn.Linear(8, 8)
+    layer.weight.ds_shape, layer.weight.data = layer.weight.shape, torch.empty(0)
+    known = forms.ModuleForms({"model": layer})
+    layer.weight.data = torch.empty(8, 8)  # after a step, small ones stay whole
+    assert not known.born()
 
 
 def test_a_change_that_no_start_can_make_is_told_before_a_checkpoint_has_it(
