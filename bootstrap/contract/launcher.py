@@ -52,6 +52,8 @@ ENDS_OPTIONS = rf"{READS_MODULE}|--(module$|no[-_]python)"
 # Options whose next word may be a value, and launchers that are packages' names, too.
 TAKES_VALUE = re.compile(r"-(?!-no-|-$)[^=]+")
 PACKAGES = frozenset({"composer", "deepspeed"})
+# What these launchers do not start as a script: an environment's name stands before it.
+NO_SCRIPT = re.compile(r"(^|/)python[\d.]*$|\.sh$")
 SUBSTITUTED = re.compile(r"(?:\$\(|`)\s*(?:which|command -v)\s+([\w./-]+)\s*[)`]")
 SCRIPT = re.compile(r".+\.(py|pyc|pyz|sh)", re.DOTALL)
 
@@ -151,7 +153,7 @@ def _starters(command: Sequence[str]) -> Iterator[str]:
             for before, word in itertools.pairwise(words[at:-1])
         )
         is_value = is_value or (TAKES_VALUE.fullmatch(last) and last.startswith("--") and name in PACKAGES)
-        is_value = is_value or (name in ONE_NODE and re.search(r"(^|/)python[\d.]*$|\.sh$", "".join(after[:1])))
+        is_value = is_value or (name in ONE_NODE and bool(NO_SCRIPT.search("".join(after[:1]))))
         has_script = len(words) > len(own) + 1 or any(re.match(ENDS_OPTIONS, word) for word in after)
         if last == "--" or (has_script and not is_value):
             yield from STARTERS & {name}
