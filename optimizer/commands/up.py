@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from optimizer.catalog import load
-from optimizer.commands import options
+from optimizer.commands import options, stack_file
 from optimizer.commands.asking import choose_folder, confirm, consent_options, require_terminal
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.long_help import LongCommand
@@ -18,15 +18,6 @@ from optimizer.commands.move.regions import Walk
 from optimizer.commands.output import say
 from optimizer.commands.pulumi_engine import require_pulumi
 from optimizer.commands.resume import command as resume
-from optimizer.commands.stack_file import (
-    check_name,
-    find_stack,
-    follow_policy,
-    only_stack,
-    read_asked,
-    read_stack,
-    resolve_names,
-)
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
 
@@ -92,7 +83,7 @@ def command(
         base, again = stack or FIRST_STACK, options.repeat_command({})
         for region in given:
             load().check_region(region)
-            check_name(f"{base}-{region}")
+            stack_file.check_name(f"{base}-{region}")
         walk = Walk(
             base=base, request=source, regions=given, directory=directory, config=config_given, again=again,
             accept_stale_prices=accept_stale_prices,
@@ -103,14 +94,14 @@ def command(
         else:
             say(f"the run is stack {file.stack}'s; {again} follows it, and moves it where it must")
         return
-    name = stack or (only_stack(directory) if options.list_stacks(directory) else FIRST_STACK)
-    check_name(name)
+    name = stack or (stack_file.only_stack(directory) if options.list_stacks(directory) else FIRST_STACK)
+    stack_file.check_name(name)
     plans = source if _is_plan(source) else run_recommend(source, choose_folder(directory) / f"plans.{name}.json")
     plan = options.read_plan_argument(plans, plan_number)
     again = shlex.join(["gpufleet", "up", plans, "--stack", name, *(["--plan", str(plan_number)] * (plan_number > 1))])
     if not yes:
-        kept = find_stack(name, directory)
-        _ask(follow_policy(plan, {**(kept.config if kept else {}), **config_given}), name, again)
+        kept = stack_file.find_stack(name, directory)
+        _ask(stack_file.follow_policy(plan, {**(kept.config if kept else {}), **config_given}), name, again)
     deploy(plan, name, directory, again, config=config_given, accept_stale_prices=accept_stale_prices)
     _resume_stopped(name, directory)
     follow_run(name, directory, follow=follow)
@@ -140,7 +131,7 @@ def _ask(plan: FleetPlan, stack: str, again: str) -> None:
 
 def _resume_stopped(stack: str, directory: Path) -> None:
     """Lift a request to stop, which outlives ``gpufleet down``, or gpufleet:waits: otherwise no node would start."""
-    file = read_stack(stack, directory)
-    request = read_asked(resolve_names(file))
+    file = stack_file.read_stack(stack, directory)
+    request = stack_file.read_asked(stack_file.resolve_names(file))
     if request.want == "stop" if request else file.config.get("gpufleet:waits"):
         click.get_current_context().invoke(resume, stack=stack, directory=directory)

@@ -26,15 +26,8 @@ from optimizer.contract.units import cents, rounded
 from optimizer.economics.interruption import RESTART_HOURS, gang_reclaims, gang_waits
 from optimizer.economics.outcome import predict_outcome
 from optimizer.economics.planned import column, fleets_of
+from optimizer.economics.simulation import simulator
 from optimizer.economics.simulation.policies import POLICIES
-from optimizer.economics.simulation.simulator import (
-    DONE_HOURS,
-    NewPolicy,
-    PoolsView,
-    SimulatedJob,
-    SimulatedRun,
-    SpotPolicy,
-)
 
 # Simulated runs of a plan, one for each of as many equally likely errors of the speed.
 RUNS = 40
@@ -49,7 +42,7 @@ _LEAST_HOURS = 1e-3
 _TICK_HOURS, _ASK_HOURS = TICK / HOUR, ASK_AGAIN / HOUR
 
 
-class ExponentialRun(SimulatedRun):
+class ExponentialRun(simulator.SimulatedRun):
     """One run over one pool in continuous time, whose stays and droughts are exponential.
 
     Args:
@@ -64,9 +57,9 @@ class ExponentialRun(SimulatedRun):
 
     def __init__(
         self,
-        job: SimulatedJob,
+        job: simulator.SimulatedJob,
         delays: Delays,
-        policy: SpotPolicy,
+        policy: simulator.SpotPolicy,
         random: Random,
         *,
         believed: float,
@@ -93,7 +86,7 @@ class ExponentialRun(SimulatedRun):
 
     def play(self) -> None:
         """Play until the work is done, after the deadline too."""
-        while self.work > DONE_HOURS:
+        while self.work > simulator.DONE_HOURS:
             now = self.elapsed_hours
             while self._until_hours <= now:
                 self._has = not self._has
@@ -104,7 +97,7 @@ class ExponentialRun(SimulatedRun):
         """Return whether the pool has the gang now."""
         return self._has
 
-    def view(self, elapsed: float, step: float) -> PoolsView:
+    def view(self, elapsed: float, step: float) -> simulator.PoolsView:
         """Build the run's state as the controller sees it, every minute."""
         view = super().view(elapsed, _TICK_HOURS)
         view.work_hours *= self._believed
@@ -272,7 +265,7 @@ def _restart_hours(plan: FleetPlan) -> float:
 
 def play_runs(
     plan: FleetPlan,
-    new_policy: NewPolicy,
+    new_policy: simulator.NewPolicy,
     *,
     share: float = 1.0,
     left_hours: float | None = None,
@@ -305,7 +298,7 @@ def play_runs(
     )
     base, spot_price = plan.purchase.on_demand_base, prices[0] / prices[1]
     price = (base + (nodes - base) * spot_price) / nodes
-    job = SimulatedJob(
+    job = simulator.SimulatedJob(
         work_hours=believed_hours,
         deadline_hours=max(deadline_hours, least),
         price_ratio=1 / price,

@@ -176,8 +176,13 @@ def _pod(plan: FleetPlan, options: ManifestOptions, name: str, *, first: str) ->
         # On Karpenter's nodes kubelet's folder lies on these disks (instanceStorePolicy).
         mounts.append({"name": "scratch", "mountPath": SCRATCH_DIR})
         volumes.append({"name": "scratch", "emptyDir": {}})
-    # libfabric pins the memory that the EFA cards read and write.
-    pinning = {"add": ["IPC_LOCK"]} if node.efa_cards else {}
+    # Devices and huge pages are never overcommitted, so they are requests and limits.
+    devices, pinning = {GPU: str(node.ranks)}, dict[str, list[str]]()
+    if node.efa_cards:
+        devices |= {EFA: str(node.efa_cards), "hugepages-2Mi": HUGEPAGES}
+        # libfabric pins the memory that the EFA cards read and write.
+        pinning = {"add": ["IPC_LOCK"]}
+    share = {"cpu": str(_share(node.vcpus)), "memory": f"{_share(node.memory_gib)}Gi"}
     folder = DRAIN_FILE.rpartition("/")[0]
     hook = PRE_STOP.format(folder=folder, drain=DRAIN_FILE, save_s=plan.save_limit_s)
     container = {
@@ -196,7 +201,7 @@ def _pod(plan: FleetPlan, options: ManifestOptions, name: str, *, first: str) ->
                 "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/job-completion-index']"}},
             },
         ],
-        "resources": _resources(plan),
+        "resources": {"requests": {**share, **devices}, "limits": devices},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"], **pinning}},
         "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", hook]}}},
         "volumeMounts": mounts,
@@ -249,16 +254,6 @@ def _variables(plan: FleetPlan, options: ManifestOptions, first: str) -> dict[st
         **({"FI_PROVIDER": "efa", "NCCL_NET": "AWS Libfabric"} if plan.node.needs_efa else {}),
         **({"GPUFLEET_SCRATCH_DIR": SCRATCH_DIR} if plan.node.nvme_gb else {}),
     }
-
-
-def _resources(plan: FleetPlan) -> Manifest:
-    """Requests and limits: devices and huge pages are never overcommitted, so both are the same."""
-    node = plan.node
-    devices = {GPU: str(node.ranks)}
-    if node.efa_cards:
-        devices |= {EFA: str(node.efa_cards), "hugepages-2Mi": HUGEPAGES}
-    share = {"cpu": str(_share(node.vcpus)), "memory": f"{_share(node.memory_gib)}Gi"}
-    return {"requests": {**share, **devices}, "limits": devices}
 
 
 def _share(amount: float) -> int:
