@@ -24,14 +24,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from bootstrap.trainer.adapters import (
-    MergedWeight,
-    adapted,
-    adapter_config,
-    adapter_tensors,
-    base_tensors,
-    whole_tensors,
-)
+from bootstrap.trainer import adapters
 from bootstrap.training.errors import CheckpointError, ConfigurationError
 from bootstrap.training.facts import digest
 from bootstrap.training.forms import plain_name
@@ -58,7 +51,7 @@ def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any])
         architecture: written as config.json of a model without a config of its own (torchvision's).
     """
     model = unwrap(model)
-    tensors, aliases = _state(model, whole_tensors)
+    tensors, aliases = _state(model, adapters.whole_tensors)
     renamings = _renamings(model)
     written = {_published_name(name, renamings): value for name, value in tensors.items() if name not in aliases}
     split = split_state_dict_into_shards_factory(
@@ -80,16 +73,16 @@ def save_weights(model: nn.Module, uri: str, *, architecture: Mapping[str, Any])
 def save_adapters(model: nn.Module, uri: str) -> None:
     """Write adapters and their configuration as ``PeftModel.from_pretrained`` reads them; collective."""
     model = unwrap(model)
-    _write(uri, "adapter_model.safetensors", adapter_tensors(model))
-    _publish_json(uri, "adapter_config.json", adapter_config(model))
+    _write(uri, "adapter_model.safetensors", adapters.adapter_tensors(model))
+    _publish_json(uri, "adapter_config.json", adapters.adapter_config(model))
     logger.info("adapters are in %s", uri)
 
 
-def _write(uri: str, file: str, tensors: Mapping[str, torch.Tensor | MergedWeight]) -> None:
+def _write(uri: str, file: str, tensors: Mapping[str, torch.Tensor | adapters.MergedWeight]) -> None:
     """Gather each tensor, and have rank 0 write all of them to a file."""
     whole = {}
     for name, tensor in tensors.items():
-        gathered = tensor.full_tensor() if isinstance(tensor, DTensor | MergedWeight) else tensor
+        gathered = tensor.full_tensor() if isinstance(tensor, DTensor | adapters.MergedWeight) else tensor
         if _is_writer():
             whole[name] = gathered.detach().cpu().contiguous()
         del gathered
@@ -139,7 +132,7 @@ def load_weights(model: nn.Module, uri: str, *, within: nn.Module | None = None)
             another model (a bias that this one lacks, an output projection that is not the embedding).
     """
     model, folder = unwrap(model), stage_weights(uri)
-    targets, aliases = _state(model, base_tensors)
+    targets, aliases = _state(model, adapters.base_tensors)
     if within is not None:
         inside = {id(parameter) for parameter in within.parameters()}
         targets = {name: target for name, target in targets.items() if id(target) in inside}
@@ -191,7 +184,7 @@ def load_weights(model: nn.Module, uri: str, *, within: nn.Module | None = None)
                     '"tie_word_embeddings": false. transformers ties every T5: T5 1.1 and Flan-T5, which are not tied, '
                     "need training code of your own"
                 )
-        if unused and not adapted(model):
+        if unused and not adapters.adapted(model):
             logger.warning("%s: %d tensors are not the model's, among them %s", uri, len(unused), ", ".join(unused[:3]))
 
 
@@ -228,7 +221,7 @@ def _state(
     model: nn.Module, of_adapted: Callable[[nn.Module], dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Tensors by name (``of_adapted`` where it has adapters), and the first name of each tied one that has another."""
-    if adapted(model):
+    if adapters.adapted(model):
         tensors = of_adapted(model)
     else:
         tensors = {n: value for n, value in get_model_state_dict(model).items() if isinstance(value, torch.Tensor)}
