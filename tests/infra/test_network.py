@@ -10,14 +10,7 @@ from infra.network import zone_slot
 from infra.offline.preview import Answers, resources
 from infra.settings import ConfigError
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
-from tests.infra.deployed import (
-    LONE_NODE,
-    Deployed,
-    as_list,
-    capacity_block,
-    deploy,
-    on_demand,
-)
+from tests.infra.deployed import LONE_NODE, Deployed, as_list, capacity_block, deploy, on_demand
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
 
 

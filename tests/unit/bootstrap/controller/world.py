@@ -17,13 +17,7 @@ from bootstrap.controller.actions import ChangeGroup, GroupAction
 from bootstrap.controller.decide import Decision, decide, take_answer
 from bootstrap.controller.ends import stack_row
 from bootstrap.controller.meter import SHORTEST, hours
-from bootstrap.controller.observation import (
-    AutoScalingGroup,
-    LaunchAnswer,
-    Machine,
-    Observation,
-    Tick,
-)
+from bootstrap.controller.observation import AutoScalingGroup, LaunchAnswer, Machine, Observation, Tick
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -31,13 +31,7 @@ from bootstrap.trainer.context_parallel import split_context
 from bootstrap.trainer.loop import Stepper, fastest_split
 from bootstrap.trainer.mesh import build_mesh
 from bootstrap.trainer.models import build
-from bootstrap.trainer.optimize import (
-    DivergedError,
-    LossScale,
-    gradient_norm,
-    rate_share,
-    scale_gradients,
-)
+from bootstrap.trainer.optimize import DivergedError, LossScale, gradient_norm, rate_share, scale_gradients
 from bootstrap.trainer.parallelize import parallelize
 from bootstrap.trainer.recompute import keeping
 from bootstrap.trainer.run import assemble, open_samples, run_facts, train

@@ -11,13 +11,7 @@ import pytest
 from bootstrap.contract.pool_policy import Mode
 from optimizer.commands.stack_file import POLICY_KEY, follow_policy
 from optimizer.contract.plan import FleetPlan, NodeItem, read_plan
-from optimizer.economics.policy_outlook import (
-    MOST_DEARER,
-    RUNS,
-    forecast_rest,
-    play_runs,
-    price_policies,
-)
+from optimizer.economics.policy_outlook import MOST_DEARER, RUNS, forecast_rest, play_runs, price_policies
 from optimizer.economics.simulation.policies import POLICIES
 from optimizer.economics.simulation.simulator import NewPolicy
 from tests.unit.optimizer.search.requests import answer

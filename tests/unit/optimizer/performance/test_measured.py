@@ -19,16 +19,7 @@ from optimizer.performance.rows import estimate_row, read_table
 from optimizer.performance.types import Estimates, Recipe
 from tests.benchmarks.accuracy import within_p95
 from tests.unit.optimizer.performance.fixtures import CALIBRATION, LLAMA_8B, RESNET, node, written_out_norms
-from tools.calibration import (
-    LEARNED,
-    NVIDIA,
-    PUBLIC,
-    fit_rows,
-    fit_shipped,
-    learned_runs,
-    predict,
-    read_runs,
-)
+from tools.calibration import LEARNED, NVIDIA, PUBLIC, fit_rows, fit_shipped, learned_runs, predict, read_runs
 
 OUT_OF_MEMORY = Path(__file__).parents[3] / "benchmarks" / "results" / "h200_steps_202611_out_of_memory.csv"
 

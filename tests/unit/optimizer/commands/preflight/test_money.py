@@ -10,14 +10,7 @@ from optimizer.commands.preflight.money import check_prices
 from optimizer.contract.plan import FleetPlan
 from tests.plans import ON_DEMAND_P4D, SPOT_P4D, SPOT_P4DE, sample_plan
 from tests.unit.optimizer.catalog.price_documents import instance_document
-from tests.unit.optimizer.commands.preflight.account import (
-    DENIED_EC2,
-    FakeAws,
-    aws,
-    context,
-    only,
-    spot_price,
-)
+from tests.unit.optimizer.commands.preflight.account import DENIED_EC2, FakeAws, aws, context, only, spot_price
 
 __all__ = ["aws"]
 
