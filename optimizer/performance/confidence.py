@@ -85,7 +85,7 @@ def speed_source(
         bits = " but in 8 bits" * (gpu.die in calibration.matmul_efficiency)
         further[f"no measured run on {gpu.name}{bits}"] = new_gpu
     if (DEFAULT if recipe.framework == TRAINER else recipe.framework) not in calibration.overhead:
-        further[f"no measured run of {recipe.framework}"] = new_gpu
+        further[f"no fitted run of {recipe.framework}"] = new_gpu
     if parts := unmeasured_parts(recipe, model):
         further[f"no measured run has {parts}"] = new_gpu
     if unmeasured := " or ".join(split for split in splits if split not in measured_splits(gpu, recipe.framework)):
