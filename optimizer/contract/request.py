@@ -355,11 +355,7 @@ def read_request_file(path: Path) -> dict[str, Any]:
         raise InvalidInputError(f"{path} is not YAML: {error}", next_step="mend the file, or use flags") from error
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         kind = "nothing" if data is None else f"a {type(data).__name__}"
-        raise InvalidInputError(
-            f"{path} holds {kind}",
-            limit=_REQUEST_FORM,
-            next_step="see examples/request.yaml",
-        )
+        raise InvalidInputError(f"{path} holds {kind}", limit=_REQUEST_FORM, next_step="see examples/request.yaml")
     if "schema_version" in data:
         raise InvalidInputError(
             f"{path} holds {'plans' if 'plans' in data else 'a plan'}, and no request",

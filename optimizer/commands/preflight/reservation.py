@@ -66,12 +66,7 @@ def _kind(context: Context, reservation: Any, block: CapacityBlock | None) -> It
         ("type", reservation["InstanceType"], plan.instance_type, "gpufleet recommend with the reservation's own type"),
         ("platform", reservation["InstancePlatform"], blocks.PLATFORM, "make one for Linux/UNIX"),
         ("tenancy", reservation.get("Tenancy", "default"), "default", "make one of default tenancy"),
-        (
-            "zone",
-            zone,
-            zones[0] if zones and zone not in zones else zone,
-            f"pulumi config set gpufleet:zoneId {zone}",
-        ),
+        ("zone", zone, zones[0] if zones and zone not in zones else zone, f"pulumi config set gpufleet:zoneId {zone}"),
     )
     for field, value, limit, next_step in differences:
         if value != limit:
