@@ -27,13 +27,7 @@ _CREDENTIALS = {
 }
 
 # Half a minute and more each, besides tests/training; the slowest first.
-SLOW_FILES = (
-    "test_lifecycle.py",
-    "test_smoke_runs.py",
-    "test_lost_state.py",
-    "test_gang.py",
-    "test_layouts.py",
-)
+SLOW_FILES = ("test_lifecycle.py", "test_smoke_runs.py", "test_lost_state.py", "test_gang.py", "test_layouts.py")
 
 # Before torch is imported. On a busy machine its threads spin while they wait for each other: a small training takes
 # twice the processor time with two of them.

@@ -24,10 +24,7 @@ from tests.engine.plugin.terraform import TerraformProvider
 ACCOUNT = "123456789012"  # moto's
 
 # Arguments of terraform-provider-aws 5.x that 6.x, and so pulumi-aws 7, no longer has; the program uses none of them.
-GONE_IN_6 = {
-    "aws_eip": {"vpc"},
-    "aws_launch_template": {"elasticGpuSpecifications", "elasticInferenceAccelerator"},
-}
+GONE_IN_6 = {"aws_eip": {"vpc"}, "aws_launch_template": {"elasticGpuSpecifications", "elasticInferenceAccelerator"}}
 
 
 def group(deployed: Deployment) -> dict[str, Any]:

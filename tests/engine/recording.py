@@ -72,11 +72,7 @@ _ACTIONS = {
 _STACK_NAMES = ("gpufleet-{}", "/gpufleet/{}", "AutoScaling_{}-")
 _REST = ("s3", "lambda")
 # Services that an operation passes its roles to (iam:PassedToService).
-_PASSED_TO = {
-    "AddRoleToInstanceProfile": "ec2",
-    "CreateAutoScalingGroup": "autoscaling",
-    "CreateFunction": "lambda",
-}
+_PASSED_TO = {"AddRoleToInstanceProfile": "ec2", "CreateAutoScalingGroup": "autoscaling", "CreateFunction": "lambda"}
 # Operations that look like another's request, or like a deprecated one of the same path.
 _NOT_MEANT = {"AbortMultipartUpload", "CopyObject", "GetBucketLifecycle", "PutBucketLifecycle", "UploadPart"}
 

@@ -86,10 +86,7 @@ def test_each_of_several_blocks_has_a_group_and_the_market_follows() -> None:
     assert [bool(template.inputs.get("instanceMarketOptions")) for template in templates] == [True, True, False]
     assert [group.inputs["protectFromScaleIn"] for group in stack.all("Group")] == [False, False, True]
     schedules = {each.inputs["autoscalingGroupName"]: each.inputs["startTime"] for each in stack.all("Schedule")}
-    assert schedules == {
-        "gpufleet-dev-nodes": "2099-06-02T08:25:00Z",
-        "gpufleet-dev-nodes-2": "2099-06-03T08:25:00Z",
-    }
+    assert schedules == {"gpufleet-dev-nodes": "2099-06-02T08:25:00Z", "gpufleet-dev-nodes-2": "2099-06-03T08:25:00Z"}
     # A block may belong to another placement group; the market's nodes have one of the stack's.
     assert len(stack.all("PlacementGroup")) == 1
 

@@ -19,13 +19,7 @@ _create = BudgetsResponse.create_budget
 
 def install() -> None:
     """Put the actions into moto's Budgets."""
-    teach(
-        BudgetsResponse,
-        create_budget,
-        update_budget,
-        describe_subscribers_for_notification,
-        list_tags_for_resource,
-    )
+    teach(BudgetsResponse, create_budget, update_budget, describe_subscribers_for_notification, list_tags_for_resource)
 
 
 def create_budget(self: BudgetsResponse) -> str:

@@ -60,11 +60,7 @@ class CapacityReservation(TaggedEC2Resource):
 
     def get_filter_value(self, filter_name: str, method_name: str | None = None) -> Any:
         """Value the filter of DescribeCapacityReservations compares."""
-        simple = {
-            "instance-type": self.instance_type,
-            "state": self.state,
-            "availability-zone": self.availability_zone,
-        }
+        simple = {"instance-type": self.instance_type, "state": self.state, "availability-zone": self.availability_zone}
         if filter_name in simple:
             return simple[filter_name]
         return super().get_filter_value(filter_name, method_name)

@@ -30,11 +30,7 @@ def install() -> None:
     FakeAutoScalingGroup.active_instances = active_instances  # type: ignore[method-assign]
     FakeAutoScalingGroup.replace_autoscaling_group_instances = launch  # type: ignore[method-assign]
     FakeAutoScalingGroup.set_desired_capacity = set_desired_capacity  # type: ignore[method-assign]
-    teach(
-        AutoScalingResponse,
-        complete_lifecycle_action,
-        terminate_instance_in_auto_scaling_group,
-    )
+    teach(AutoScalingResponse, complete_lifecycle_action, terminate_instance_in_auto_scaling_group)
 
 
 def active_instances(self: FakeAutoScalingGroup) -> list[InstanceState]:

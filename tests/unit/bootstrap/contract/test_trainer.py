@@ -10,12 +10,7 @@ import pytest
 from bootstrap.contract.node_plan import NodePlan
 from bootstrap.contract.trainer import shardings, splits, unsupported
 
-LLAMA = {
-    "model_type": "llama",
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-}
+LLAMA = {"model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
 PLAN = NodePlan(architecture=LLAMA, seq_len=8192, sharding="zero3")
 MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": 4096}
 
@@ -61,14 +56,8 @@ def test_the_trainer_carries_out(changes: dict[str, Any]) -> None:
         ({"precision": "fp8"}, "precision fp8"),
         ({"framework": "megatron-core"}, "framework megatron-core"),
         ({"optimizer": "adafactor"}, "adafactor has no sharded form, and sharding is zero3"),
-        (
-            {"optimizer": "adafactor", "sharding": "ddp", "tensor_parallel": 2},
-            "no sharded form, and tensor",
-        ),
-        (
-            {"architecture": {"model_type": "gpt2"}, "tensor_parallel": 2},
-            "is 2, and the trainer does llama",
-        ),
+        ({"optimizer": "adafactor", "sharding": "ddp", "tensor_parallel": 2}, "no sharded form, and tensor"),
+        ({"architecture": {"model_type": "gpt2"}, "tensor_parallel": 2}, "is 2, and the trainer does llama"),
         ({"tensor_parallel": 16}, "8 GPUs are no multiple"),
         ({"tensor_parallel": 16}, "does not divide the key-value heads, 8"),
         ({"architecture": MISTRAL, "context_parallel": 2}, "mistral over 8192 tokens has no full causal attention"),

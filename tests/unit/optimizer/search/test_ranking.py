@@ -82,12 +82,7 @@ def test_an_hour_of_waiting_buys_a_faster_fleet() -> None:
 
 def test_owned_nodes_are_used_where_they_are_faster_for_the_same_dollars() -> None:
     """Two of a Capacity Block's four nodes were used: 612 USD and 9.7 h, where four take 599 USD and 4.75 h."""
-    owned = {
-        "instance_type": "p5.48xlarge",
-        "region": "us-east-1",
-        "count": 4,
-        "usd_per_hour": 31.46,
-    }
+    owned = {"instance_type": "p5.48xlarge", "region": "us-east-1", "count": 4, "usd_per_hour": 31.46}
     work = {"tokens": "5B", "samples": None, "seq_len": 8192, "global_batch": None}
     found = answer("llama-3.1-8b", work=work, existing_reservations=[owned], purchase_options=["reserved"])
     assert found.plans[0].node_count == 4
