@@ -28,7 +28,7 @@ from optimizer.performance.calibration import (
     Residual,
     factors,
 )
-from optimizer.performance.confidence import cell_of, kind_of
+from optimizer.performance.confidence import cell_of, kind_of, speed_source
 from optimizer.performance.frameworks import frameworks
 from optimizer.performance.measured_runs import MeasuredRun, Refused, log_errors, stack_tables, throughput_error
 from optimizer.performance.setups import Setup
@@ -241,15 +241,17 @@ def residuals(rows: Sequence[MeasuredRun], left_out: Floats, base: Calibration) 
     Few rows, or rows of one model, do not go below what ``base`` states: they do not show how others fare.
     """
     updated = dict(base.residuals)
-    groups: dict[str, list[tuple[MeasuredRun, float]]] = {}
+    groups: dict[str, list[tuple[str, float, float]]] = {}
     for row, error in zip(rows, left_out.tolist(), strict=True):
-        setup = row.setup
-        kind = kind_of(setup.model, setup.recipe, base, pipelines=setup.pipelines)
-        groups.setdefault(cell_of(kind, setup.hardware.gpu, setup.recipe), []).append((row, error))
+        model, recipe, hardware, pipelines = row.setup.model, row.setup.recipe, row.setup.hardware, row.setup.pipelines
+        key = cell_of(kind_of(model, recipe, base, pipelines=pipelines), hardware.gpu, recipe)
+        # Every estimate adds again what splits and several nodes add: that is no part of a cell.
+        own, _ = speed_source(base, model, recipe, hardware, 1 + pipelines, ["pipeline"] * pipelines)
+        groups.setdefault(key, []).append((model.name, error, own.relative_error))
     for key, group in groups.items():
-        stated = conformal([(row.setup.model.name, error) for row, error in group])
-        if len(group) < ROWS_OF_A_TAIL or len({row.setup.model.name for row, _ in group}) == 1:
-            stated = max(stated, *(row.setup.speed_source(base)[0].relative_error for row, _ in group))
+        stated = conformal([(name, error) for name, error, _ in group])
+        if len(group) < ROWS_OF_A_TAIL or len({name for name, _, _ in group}) == 1:
+            stated = max(stated, *(least for _, _, least in group))
         before = base.residuals.get(key, Residual(rows=0, relative_error=0.0))
         updated[key] = Residual(rows=before.rows + len(group), relative_error=stated)
     return updated

@@ -121,7 +121,6 @@ class Row(BaseModel):
     attention: Annotated[types.Attention, _spelled(sdpa="flash", fused="flash", eager="unfused")] = "flash"
     compiled: Flag = False
     cuda_graphs: Flag | None = None
-    # Of a date that does not begin with year and month, nobody knows if it is early.
     date: Annotated[str, BeforeValidator(lambda text: text[:7] if re.match(r"20\d\d-\d\d", text) else "")] = ""
     framework: str = ""
     experts_implementation: Annotated[Literal["grouped", "loop"], _spelled(grouped_mm="grouped")] = "grouped"

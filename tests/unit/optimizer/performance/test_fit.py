@@ -137,3 +137,16 @@ def test_one_model_never_proves_an_error_below_what_was_stated() -> None:
     rows = on([row for row in bf16 if row.setup.model.name == "llama-410m"], "l4-24gb") * 20
     stated = residuals(rows, np.zeros(len(rows)), SHIPPED)[f"{DENSE} on L4 in torch"]
     assert stated == Residual(rows=len(rows), relative_error=SHIPPED.residuals[POOLED].relative_error)
+
+
+def test_what_splits_and_nodes_add_is_no_part_of_a_cell() -> None:
+    """Two runs over EFA through host memory, which states log 2, leave the error of their GPU's other layouts."""
+    run = next(row for row in rows_of("h200") if row.setup.model.name == "llama-410m")
+    cell = f"{DENSE} on H100 in torch"
+    hardware = replace(run.setup.hardware, gpus_per_node=1, efa=True, gpudirect=False)
+    for changes in ({"nodes": 2, "data": 2}, {"nodes": 1, "data": 1, "tensor": 2}):
+        setup = replace(run.setup, hardware=hardware, grid=replace(run.setup.grid, **changes))
+        setup = replace(setup, hardware=replace(hardware, gpu=gpu_table()["h100-80gb"]))
+        assert setup.speed_source(SHIPPED)[0].relative_error >= SHIPPED.residuals[POOLED].relative_error
+        stated = residuals([replace(run, setup=setup)] * 2, np.zeros(2), SHIPPED)[cell]
+        assert stated.relative_error == SHIPPED.residuals[cell].relative_error
