@@ -39,7 +39,8 @@ def build(config: TrainerConfig) -> nn.Module:
         fields = class_fields(config.architecture, transformers.CONFIG_MAPPING[config.kind]) | {"use_cache": False}
         settings = transformers.AutoConfig.for_model(**fields)
         heads = getattr(settings, "num_attention_heads", 1)
-        if heads % (getattr(settings, "num_key_value_heads", None) or heads):  # seen in the first forward pass
+        groups = hasattr(transformers.CONFIG_MAPPING[config.kind], "num_key_value_heads")  # GPT-2 reads none
+        if groups and heads % (getattr(settings, "num_key_value_heads", None) or heads):  # seen in the first forward
             raise ValueError(f"{heads} heads do not divide over {settings.num_key_value_heads} of keys and values")
         with _parameters_on_meta():
             model: nn.Module = auto.from_config(settings, dtype=torch.float32)

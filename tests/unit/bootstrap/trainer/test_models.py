@@ -68,6 +68,11 @@ def test_whatever_stops_a_library_from_building_is_a_fault_of_the_settings(
         build(TrainerConfig(architecture=architecture, seq_len=SEQ_LEN, global_batch=2, gpus_per_node=1))
 
 
+def test_groups_of_heads_are_counted_where_the_model_has_them() -> None:
+    gpt2 = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 1, "vocab_size": 128, "num_key_value_heads": 3}
+    build(TrainerConfig(architecture=gpt2, seq_len=SEQ_LEN, global_batch=2, gpus_per_node=1))
+
+
 def test_nulls_that_a_plan_names_and_whole_floats_as_pulumi_writes_them_are_the_models() -> None:
     more = {"model_type": "gemma2", "null_fields": ["attn_logit_softcapping"], "final_logit_softcapping": 20}
     model: Any = build(TrainerConfig(architecture=SHAPE | more, seq_len=SEQ_LEN, global_batch=2, gpus_per_node=1))
