@@ -108,12 +108,7 @@ def assemble(config: TrainerConfig, device: torch.device, micro_batch_limit: int
     # Dropout differs between data ranks; tensor ranks drop the same elements of what they hold whole.
     torch.manual_seed(config.seed + 1 + data_rank(mesh))
     return Assembled(
-        config=config,
-        device=device,
-        mesh=mesh,
-        model=model,
-        stepper=Stepper(config, mesh, model, device),
-        facts=facts,
+        config=config, device=device, mesh=mesh, model=model, stepper=Stepper(config, mesh, model, device), facts=facts
     )
 
 

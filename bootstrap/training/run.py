@@ -323,7 +323,7 @@ class SpotTolerantRun:
         self._ledger.progress(self.step)
         if self._ranks.rank == 0:
             self._progress.update(self.step)
-        self._look()
+            self._look()
         self._beat(f"agreeing after step {self.step}")
         self._act(self._agreement.exchange(now=is_last), is_last=is_last)
         if is_last:

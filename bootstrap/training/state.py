@@ -180,12 +180,8 @@ class TrainingState:
         }
         sharded = sorted(self._sharded.keys() - self._born_sharded)
         schedules = {name: kind for name, part in self.parts.items() if (kind := schedule_of(part))}
-        return {
-            **self._forms.changes(warns=not self._rank),
-            "groups": groups,
-            "sharded": sharded,
-            "schedules": schedules,
-        }
+        changes = self._forms.changes(warns=not self._rank)
+        return {**changes, "groups": groups, "sharded": sharded, "schedules": schedules}
 
     def warn(self, changes: Mapping[str, Any]) -> None:
         """Say once why no new start of this script could take a checkpoint of now, where none could."""
@@ -198,11 +194,11 @@ class TrainingState:
         self._said = warn_of_untakeable(problem, self._said, self._rank) or self._said
 
     def look(self) -> None:
-        """Warn where a step has made what no new start of this script could take, before a checkpoint has it.
+        """Warn, on rank 0, where a step has made what no new start could take, before a checkpoint has it.
 
         Gathered parameters stay so: a rank that reshards them in another step than its peers gathers alone.
         """
-        if self._rank or any(map(is_gathered, (self.model, *self.parts.values()))):
+        if any(map(is_gathered, (self.model, *self.parts.values()))):
             return
         if self._is_stale():
             self.resolve()

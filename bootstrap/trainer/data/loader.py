@@ -32,12 +32,7 @@ class Loader(AbstractContextManager["Loader"]):
     """
 
     def __init__(
-        self,
-        dataset: Dataset,
-        sample_indices: Callable[[int], torch.Tensor],
-        *,
-        micro_batch: int,
-        device: torch.device,
+        self, dataset: Dataset, sample_indices: Callable[[int], torch.Tensor], *, micro_batch: int, device: torch.device
     ) -> None:
         self._dataset = dataset
         self._sample_indices = sample_indices

@@ -202,10 +202,10 @@ class EngineRun:
     def end_step(self, step: int, *, is_last: bool) -> StepDecision:
         """Agree with the other ranks after ``step`` steps; ``save`` is True at most once a step."""
         before, self.step = self.step, step
-        self._look()
         self.ledger.progress(step)
         if self._ranks.rank == 0:
             self._progress.update(step)
+            self._look()
         stop, due = self._ranks.maximum(int(self._watcher.stop_notice is not None), int(self._is_due(before, step)))
         self._stopping = bool(stop) and not is_last
         save = bool(due) or self._stopping or is_last
