@@ -108,16 +108,16 @@ def _list_places(problem: Problem, candidate: Candidate, plan: FleetPlan, instan
         estimates = estimate_configurations(problem, [(fastest, 0)])
         if not estimates.fits_p95[0]:
             return
-        source, margin = describe_speed(problem, instance, plan.node_count, plan.parallelism), 1 + SAME
-        hours = np.array([problem.amount.steps * float(estimates.step_time_s[0]) / 3600])
-        fastest = replace(fastest, train_hours=hours, relative_error=np.array([source.relative_error]))
         speed = {
             "step_time_s": rounded(estimates.step_time_s[0]),
             "tokens_per_second": rounded(estimates.tokens_per_second[0]),
             "node": describe_node(instance),
             "memory": describe_memory(estimates, 0),
-            "calibration": source,
+            "calibration": describe_speed(problem, instance, plan.node_count, plan.parallelism),
         }
+        hours = np.array([problem.amount.steps * float(estimates.step_time_s[0]) / 3600])
+        error = np.array([speed["calibration"].relative_error])
+        fastest, margin = replace(fastest, train_hours=hours, relative_error=error), 1 + SAME
     table, taken = build_table(problem, fastest, purchases), _own_places(plan)
     for row in np.flatnonzero(table.feasible(problem.request.constraints)).tolist():
         place = _Place(float(table.cost.expected[row]) * margin, "", Candidate(table, row), speed)

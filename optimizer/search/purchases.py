@@ -94,7 +94,6 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
     Spot nodes come from the cheapest zone; from ``every_zone``, or where own events tell the zones apart, from each.
     """
     purchases, options = [], limits.purchase_options
-    chains = _chain_blocks(limits.usable_reservations, datetime.now(UTC))
     if "on-demand" in options and offer.on_demand:
         purchases.append(PricedPurchase(option="on-demand", offer=offer, price=offer.on_demand))
     if "spot" in options and offer.spot:
@@ -109,7 +108,7 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
         ]
     if "reserved" in options and offer.reserved_1yr:
         purchases.append(PricedPurchase(option="reserved", offer=offer, price=offer.reserved_1yr))
-    for owned, *following in chains:
+    for owned, *following in _chain_blocks(limits.usable_reservations, datetime.now(UTC)):
         if (owned.instance_type, owned.region) == (offer.instance.name, offer.region):
             as_of = offer.on_demand.as_of if offer.on_demand else offer.instance.as_of
             price = HourlyPrice(
