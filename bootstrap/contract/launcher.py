@@ -52,7 +52,7 @@ ENDS_OPTIONS = rf"{READS_MODULE}|--(module$|no[-_]python)"
 # Options whose next word may be a value, and launchers that are packages' names, too.
 TAKES_VALUE = re.compile(r"-(?!-no-|-$)[^=]+")
 PACKAGES = frozenset({"composer", "deepspeed"})
-# What these launchers do not start as a script: an environment's name stands before it.
+# Words that the launchers of one node start no script by: the name before such a word is an environment's.
 NO_SCRIPT = re.compile(r"(^|/)python[\d.]*$|\.sh$")
 SUBSTITUTED = re.compile(r"(?:\$\(|`)\s*(?:which|command -v)\s+([\w./-]+)\s*[)`]")
 SCRIPT = re.compile(r".+\.(py|pyc|pyz|sh)", re.DOTALL)
