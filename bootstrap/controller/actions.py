@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
 from bootstrap.contract import ending
+from bootstrap.contract.ending import EndStaying, GiveBack
 from bootstrap.contract.state import UP, ControllerState
 from bootstrap.controller.observation import AutoScalingGroup, Tick
 
@@ -55,9 +56,7 @@ def _of_group(tick: Tick, state: ControllerState, group: AutoScalingGroup, place
     protected = [] if is_wanted else ending.lift_protection(group.members)
     sizes = _sizes(tick, state, group, place, gone)
     # Workers are replaced: their group may not shrink (https://github.com/buildkite/elastic-ci-stack-for-aws/issues/1261).
-    actions += [
-        (ending.GiveBack if tick.settings.mode == "training" else ending.EndStaying)(instance_id=key) for key in gone
-    ]
+    actions += [(GiveBack if tick.settings.mode == "training" else EndStaying)(instance_id=key) for key in gone]
     if protected:
         # Again: the node entered service, protected, after the size was set.
         sizes["DesiredCapacity"] = 0
@@ -68,9 +67,7 @@ def _of_group(tick: Tick, state: ControllerState, group: AutoScalingGroup, place
         actions.append(ChangeGroup(operation="update_auto_scaling_group", parameters=sizes))
     # A hook holds an instance that has ended, too, and a launch is not looked at before it is in service:
     # https://docs.aws.amazon.com/autoscaling/ec2/userguide/lifecycle-hooks-overview.html
-    actions += ending.abandon_launches(
-        member for member in group.members if not is_wanted or member.instance_id in ended
-    )
+    actions += ending.abandon_launches(it for it in group.members if not is_wanted or it.instance_id in ended)
     if not is_wanted and group.desired == 0:
         actions += ending.end_staying(group.members, state.since, now)
     leaving_since = {key: since for key, instance in state.instances.items() if (since := instance.leaving_since)}

@@ -143,8 +143,7 @@ def read_machines(
     pages = clients.ec2.get_paginator("describe_instances")
     instances: dict[str, Any] = {}
     try:
-        if state and state.is_silent(now):
-            instances = _read_forgotten(clients, settings, groups, state, now)
+        instances = _read_forgotten(clients, settings, groups, state, now) if state and state.is_silent(now) else {}
     except ClientError as error:
         # A permissions boundary of before may lack it, and nodes need their ticks. Known ones count to their lease.
         if error_code(error) != "AccessDenied":
