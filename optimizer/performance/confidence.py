@@ -47,9 +47,13 @@ def kind_of(model: ModelSpec, recipe: Recipe, calibration: Calibration, *, pipel
 
 
 def cell_of(kind: str, gpu: Gpu, recipe: Recipe) -> str:
-    """Name the cell of a run; the reference trainer is plain PyTorch."""
-    code = DEFAULT if recipe.framework == TRAINER else recipe.framework
-    return f"{kind} on {gpu.die} in {code}" + EIGHT_BITS * (recipe.precision == "fp8")
+    """Name the cell of a run."""
+    return f"{kind} on {gpu.die} in {_code_of(recipe)}" + EIGHT_BITS * (recipe.precision == "fp8")
+
+
+def _code_of(recipe: Recipe) -> str:
+    """Name the code that was measured: the reference trainer is plain PyTorch."""
+    return DEFAULT if recipe.framework == TRAINER else recipe.framework
 
 
 def measured_splits(gpu: Gpu, framework: str) -> tuple[str, ...]:
@@ -84,7 +88,7 @@ def speed_source(
     if not is_measured(calibration, gpu, recipe.precision):
         bits = " but in 8 bits" * (gpu.die in calibration.matmul_efficiency)
         further[f"no measured run on {gpu.name}{bits}"] = new_gpu
-    if (DEFAULT if recipe.framework == TRAINER else recipe.framework) not in calibration.overhead:
+    if _code_of(recipe) not in calibration.overhead:
         further[f"no fitted run of {recipe.framework}"] = new_gpu
     if parts := unmeasured_parts(recipe, model):
         further[f"no measured run has {parts}"] = new_gpu
