@@ -88,14 +88,14 @@ class ModuleForms:
         """Kind of the tensor at ``key``."""
         return self._kinds.get(key, "buffer")
 
-    def born(self) -> dict[str, Form | None]:
-        """Forms at the start of what has another now."""
-        now = self.now()
+    def born(self, now: Forms | None = None) -> dict[str, Form | None]:
+        """Forms at the start of what has another in ``now``, by default read here."""
+        now = self.now() if now is None else now
         return {key: self._born.get(key) for key in {**self._born, **now} if self._born.get(key) != now.get(key)}
 
     def changes(self, *, warns: bool) -> dict[str, Any]:
         """Changes since the start, as plain values: what each changed tensor was, and which parameters train now."""
-        passing = dict(self._passing_buffers() if self._passing else ())
+        now, passing = self.now(), dict(self._passing_buffers() if self._passing else ())
         for key, was in self._passing.items():
             if warns and key in passing and not torch.equal(passing[key].detach().cpu(), was):
                 logger.warning(
@@ -104,8 +104,8 @@ class ModuleForms:
                 )  # fmt: skip
         self._passing = {}  # said with the first checkpoint, or never
         return {
-            "ties": ties_of(self.now()),
-            "born": self.born(),
+            "ties": ties_of(now),
+            "born": self.born(now),
             "trains": {key: p.requires_grad for key, p in self._parameters() if p.requires_grad != self._was(key)},
         }
 

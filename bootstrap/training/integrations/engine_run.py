@@ -119,23 +119,23 @@ class EngineRun:
 
     def _tell_changes(self, folder: Path) -> None:
         """Write what the run changed into the engine's checkpoint."""
-        self._warn()
+        problem = self._warn()
         if self._forms is None:
             return
         changes, now = self._forms.changes(warns=not self._ranks.rank), self._forms.now()
         if self._ranks.local_rank == 0 and (changes["born"] or changes["trains"]):
-            problem = self._forms.problem(None, changes["born"])
             now_of_born = {key: now.get(key) for key in changes["born"]}
             torch.save({**changes, "now": now_of_born, "problem": problem}, folder / CHANGES_FILE)
 
-    def _warn(self) -> None:
-        """Warn where no resume can take what the run has made of the model or of the optimizers' groups."""
-        problem = self._forms.problem(None, self._forms.born()) if self._forms else ""
+    def _warn(self) -> str:
+        """Warn where no resume can take what the run has made of the model, which is returned, or of its groups."""
+        problem = of_model = self._forms.problem(None, self._forms.born()) if self._forms else ""
         if not problem and self._group_sizes() != self._groups:
             problem = (
                 "the optimizer has other parameter groups than at the start (Lightning's BaseFinetuning restores its)"
             )
         self._problem = warn_of_untakeable(problem, self._problem, self._ranks.rank)
+        return of_model
 
     def start(
         self, step: int, *, global_batch: int, order: Mapping[str, Any],
