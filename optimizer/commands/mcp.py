@@ -37,12 +37,13 @@ INSTRUCTIONS = (
 
 
 def find_parameters(tool: str) -> dict[str, click.Parameter]:
-    """Return what a tool takes, by name: its command's parameters but for those that write or wait."""
-    return {
-        str(parameter.name): parameter
-        for parameter in _import_command(tool).params
-        if parameter.expose_value and parameter.name not in _LEFT_OUT and not isinstance(parameter.type, OutputFile)
-    }
+    """Return what a tool takes, by its command's own words (``gpu`` for --gpu), but for those that write or wait."""
+    parameters: dict[str, click.Parameter] = {}
+    for parameter in _import_command(tool).params:
+        if parameter.expose_value and parameter.name not in _LEFT_OUT and not isinstance(parameter.type, OutputFile):
+            word = parameter.opts[0].lstrip("-").replace("-", "_").removesuffix("_file")
+            parameters[str(parameter.name) if word in parameters else word] = parameter  # --plan beside PLAN
+    return parameters
 
 
 def _import_command(tool: str) -> click.Command:

@@ -104,7 +104,7 @@ def test_an_agent_chooses_the_same_fleet_by_shell_and_by_tool(
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
             answers = []
             for request in REQUESTS:
-                arguments = {"request_file": request}
+                arguments = {"request": request}
                 Draft202012Validator(tools["recommend"].input_schema).validate(arguments)
                 (text, *_) = (await client.call_tool("recommend", arguments)).content
                 assert isinstance(text, TextContent)

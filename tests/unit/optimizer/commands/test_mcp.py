@@ -22,16 +22,16 @@ from optimizer.contract.errors import InvalidInputError
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
 REQUEST = {"model": "llama-3.2-1b", "workload": {"tokens": "1B", "seq_len": 2048}}
-ESTIMATE = {"model": "7B", "instance_type": "p4d.24xlarge", "seq_len": 2048, "micro_batch": 2, "compiled": True}
+ESTIMATE = {"model": "7B", "instance_type": "p4d.24xlarge", "seq_len": 2048, "micro_batch": 2, "compile": True}
 # All that an agent can set. Whoever adds a parameter decides here whether it may reach it: nothing writes or spends.
 REACHED = {
-    *("request_file", "model", "tokens", "samples", "steps", "seq_len", "target_len", "global_batch", "precision"),
-    *("optimizer", "method", "lora_rank", "lora_targets", "lora_alpha", "frozen", "framework", "compiled"),
-    *("parallelism", "sharding", "budget_usd", "deadline_hours", "regions", "purchase_options", "spot_fallback"),
-    *("instance_types", "gpus", "max_nodes", "objective", "hour_usd", "calibration"),
-    *("instance_type", "gpu", "nodes", "micro_batch", "tensor", "pipeline", "context", "expert", "virtual_stages"),
-    *("activation_checkpointing", "batch", "count", "memory", "cloud", "priced_as", "against"),
-    *("plan", "plan_number", "stack", "config_given", "directory", "since"),
+    *("request", "model", "tokens", "samples", "steps", "seq_len", "target_len", "global_batch", "precision"),
+    *("optimizer", "method", "lora_rank", "lora_targets", "lora_alpha", "frozen", "framework", "compile"),
+    *("parallelism", "sharding", "budget", "deadline", "region", "purchase", "spot_fallback"),
+    *("instance_type", "gpu", "gpus", "max_nodes", "objective", "hour_usd", "calibration"),
+    *("nodes", "micro_batch", "tensor", "pipeline", "context", "expert", "virtual_stages"),
+    *("activation_checkpointing", "batch", "count", "memory", "cloud", "price", "against"),
+    *("plan", "plan_number", "stack", "config", "directory", "since"),
 }
 
 
@@ -72,13 +72,13 @@ def test_tools_answer_as_their_commands(gpufleet: Gpufleet, tmp_path: Path) -> N
             Draft202012Validator.check_schema(tool.input_schema)
             assert tool.annotations and tool.annotations.read_only_hint and tool.description
         for request in (str(path), REQUEST):
-            got = read(await client.call_tool("recommend", {"request_file": request, "budget_usd": 500}))
+            got = read(await client.call_tool("recommend", {"request": request, "budget": 500}))
             assert [got[key] for key in ("request", "rejected")] == [answer[key] for key in ("request", "rejected")]
             assert got["plans"] == answer["plans"][:3] and "candidates" not in got
         got = read(await client.call_tool("estimate", ESTIMATE))
         flags = "--model 7B --instance-type p4d.24xlarge --seq-len 2048 --micro-batch 2 --compile"
         assert got == command("estimate", *flags.split())
-        got = read(await client.call_tool("offers", {"gpus": ["H100", "A100"], "regions": ["us-*"]}))
+        got = read(await client.call_tool("offers", {"gpu": ["H100", "A100"], "region": ["us-*"]}))
         assert got == command("offers", "--gpu", "H100", "--gpu", "A100", "--region", "us-*") and got
         got = read(await client.call_tool("preview", {"plan": answer["plans"][1]}))
         assert got == previewed
@@ -88,15 +88,15 @@ def test_tools_answer_as_their_commands(gpufleet: Gpufleet, tmp_path: Path) -> N
 
 def test_a_failure_is_a_tool_error_with_the_commands_own_words(tmp_path: Path) -> None:
     calls: list[tuple[str, dict[str, Any], int, str]] = [
-        ("offers", {"gpus": "H999"}, 2, "GPU 'H999' is not in the catalog"),
-        ("offers", {"gpu": "H100"}, 2, "offers takes no gpu"),
-        ("recommend", {"request_file": "--save=answer.json"}, 2, "--save=answer.json cannot be read"),
+        ("offers", {"gpu": "H999"}, 2, "GPU 'H999' is not in the catalog"),
+        ("offers", {"gpus": "H100"}, 2, "offers takes no gpus"),
+        ("recommend", {"request": "--save=answer.json"}, 2, "--save=answer.json cannot be read"),
         ("recommend", {"model": "7B", "save": "answer.json"}, 2, "recommend takes no save"),
         ("recommend", {"model": "os:getcwd", "tokens": "1B"}, 2, "os:getcwd is a function"),
-        ("recommend", {"request_file": REQUEST | {"model": "os:getcwd"}}, 2, "os:getcwd is a function"),
+        ("recommend", {"request": REQUEST | {"model": "os:getcwd"}}, 2, "os:getcwd is a function"),
         ("estimate", ESTIMATE | {"model": "os:getcwd "}, 2, "os:getcwd is a function"),
         ("estimate", ESTIMATE | {"model": ["7B"]}, 2, 'model is ["7B"]'),
-        ("estimate", ESTIMATE | {"compiled": "false"}, 2, 'compiled is "false"'),
+        ("estimate", ESTIMATE | {"compile": "false"}, 2, 'compile is "false"'),
         ("estimate", ESTIMATE | {"model": "7B\0"}, 2, "embedded null byte"),
         ("estimate", ESTIMATE | {"model": "7B" * 100_000}, 2, "Argument list too long"),
         ("status", {"stack": "missing"}, 2, "missing"),
@@ -105,13 +105,13 @@ def test_a_failure_is_a_tool_error_with_the_commands_own_words(tmp_path: Path) -
 
     async def session(client: Client) -> None:
         os.mkfifo(tmp_path / "nobody-writes")
-        waits = asyncio.create_task(client.call_tool("recommend", {"request_file": str(tmp_path / "nobody-writes")}))
+        waits = asyncio.create_task(client.call_tool("recommend", {"request": str(tmp_path / "nobody-writes")}))
         await asyncio.sleep(0)
         for tool, arguments, code, says in calls:
             result = await client.call_tool(tool, arguments)
             error = read(result)["error"]
             assert result.is_error and error["code"] == code and says in error["message"], error
-        result = await client.call_tool("recommend", {"request_file": REQUEST, "budget_usd": 1})
+        result = await client.call_tool("recommend", {"request": REQUEST, "budget": 1})
         assert result.is_error and read(result)["error"]["code"] == 3 and read(result, 1)["rejected"]
         assert not waits.done(), "a call that waits holds up no other"
         waits.cancel()
