@@ -20,7 +20,7 @@ from optimizer.contract.request import Constraints, flag_of
 from optimizer.search.candidates import Candidate, CandidateTable, find_candidates
 from optimizer.search.plan_builder import build_plans
 from optimizer.search.problem import AXES, Problem
-from optimizer.search.ranking import rank_first
+from optimizer.search.ranking import SAME_SHOWN, rank_first
 
 # ``max_nodes`` is raised to at most this many times the request's: the search takes longer with more nodes.
 _MORE_NODES = 4
@@ -112,22 +112,22 @@ def find_needs(candidate: Candidate) -> dict[str, float]:
 
 
 def find_least(tables: Sequence[CandidateTable], limits: Constraints, name: str) -> Candidate | None:
-    """Find the candidate within ``limits`` that needs the least of one limit, and of equals the cheapest."""
-    best: list[tuple[float, float, int, int]] = []
-    for index, table in enumerate(tables):
+    """Find the candidate within ``limits`` that needs the least of one limit, the cheapest of those shown as equal."""
+    needs = []
+    for table in tables:
         needed = {
             "budget_usd": table.cost.p95 + table.cost.reserve,
             "deadline_hours": table.outcome.hours_p95,
             "max_nodes": table.fastest.nodes[table.configuration],
         }[name]
-        rows = np.flatnonzero(table.feasible(limits))
-        if rows.size:
-            row = int(rows[np.lexsort((table.cost.expected[rows], needed[rows]))[0]])
-            best.append((float(needed[row]), float(table.cost.expected[row]), index, row))
-    if not best:
-        return None
-    *_, index, row = min(best)
-    return Candidate(tables[index], row)
+        needs.append(np.where(table.feasible(limits), needed, np.inf))
+    most = (1 + SAME_SHOWN) * min((float(need.min()) for need in needs if need.size), default=math.inf)
+    found = [
+        (float(table.cost.expected[row]), float(need[row]), index, int(row))
+        for index, (table, need) in enumerate(zip(tables, needs, strict=True))
+        for row in np.flatnonzero((need <= most) & np.isfinite(need))
+    ]
+    return Candidate(tables[min(found)[2]], min(found)[3]) if found else None
 
 
 def _list_changes(problem: Problem) -> list[dict[str, Any]]:

@@ -27,8 +27,8 @@ EXPONENTS = {"cost": 0.05, "pareto": 0.05, "time": 2.0}
 SHORTEST_HOURS = 0.25
 # Plans that an answer lists at most.
 MAX_PLANS = 20
-# Share of the hours that a dearer plan of the front must save at least: answers show four digits.
-_SAME_HOURS = 0.001
+# Share that a dearer plan of the front, or of least need, must save at least: answers show four digits.
+SAME_SHOWN = 0.001
 
 
 class Ranking(NamedTuple):
@@ -77,7 +77,7 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
         best = [*best[: MAX_PLANS - 1], saves[0]] if not stale[best[MAX_PLANS - 1]] else best
     front: list[int] = []
     for i in pareto_front(hours, usd).tolist():
-        if not front or hours[i] < (1 - _SAME_HOURS) * hours[front[-1]]:
+        if not front or hours[i] < (1 - SAME_SHOWN) * hours[front[-1]]:
             front.append(i)
 
     def beating(mean: Floats, expected: Floats) -> list[int]:

@@ -13,10 +13,14 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples" / "choose_a_fleet.ipynb"
 
 
-def outputs(notebook: Path) -> list[list[set[str]]]:
-    """MIME types of each output of each cell of code."""
+def outputs(notebook: Path) -> list[dict[str, Any]]:
+    """Data of each output by MIME type, without the text of spot plans: their p95 changes with the age of the price."""
     cells: list[dict[str, Any]] = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    return [[set(output["data"]) for output in cell["outputs"]] for cell in cells if cell["cell_type"] == "code"]
+    data = [output["data"] for cell in cells if cell["cell_type"] == "code" for output in cell["outputs"]]
+    return [
+        dict.fromkeys(found) | ({} if "spot" in (text := "".join(found["text/plain"])) else {"text": text})
+        for found in data
+    ]
 
 
 def test_the_notebook_runs_and_is_stored_with_its_outputs(tmp_path: Path) -> None:
@@ -32,5 +36,5 @@ def test_the_notebook_runs_and_is_stored_with_its_outputs(tmp_path: Path) -> Non
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert outputs(copy) == outputs(NOTEBOOK)
-    assert any("image/png" in types for cell in outputs(NOTEBOOK) for types in cell), "the frontier is plotted"
+    assert outputs(copy) == outputs(NOTEBOOK), "jupyter execute --inplace makes them anew"
+    assert any("image/png" in found for found in outputs(NOTEBOOK)), "the frontier is plotted"

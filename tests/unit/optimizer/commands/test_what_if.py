@@ -69,6 +69,14 @@ def test_a_later_deadline_never_costs_more(more: tuple[str, ...]) -> None:
     assert usd == sorted(usd, reverse=True) and usd[0] > usd[-1]
 
 
+def test_seconds_that_an_answer_does_not_show_are_not_bought() -> None:
+    """A budget of 1,260 USD bought two seconds of 43 minutes in Seoul for 218 USD more."""
+    asked = "what-if --model llama-3.1-8b --tokens 2B --seq-len 8192 --deadline 48h --format json"
+    done = CliRunner().invoke(cli, [*asked.split(), "--against", "budget=982,1260"], catch_exceptions=False)
+    first, second = json.loads(done.stdout)
+    assert first["cost_usd_expected"] == second["cost_usd_expected"] < 710
+
+
 def test_a_row_at_an_old_spot_price_is_marked_as_in_recommend() -> None:
     def curve(purchase: str, form: str) -> tuple[str, str]:
         arguments = (*FLAGS, "--against", "nodes=1", "--purchase", purchase, "--format", form)
