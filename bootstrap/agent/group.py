@@ -34,7 +34,7 @@ class Instance:
 
 
 class GroupClient:
-    """This node's group, and those of its place; without one, or without a hook, its methods do nothing and succeed."""
+    """This node's group and its place's other group. Without a group or a hook its methods do nothing and succeed."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -77,7 +77,7 @@ def shorten(log_file: Path) -> None:
 
 
 class Reports:
-    """The newest state, told again and again until that succeeds; an older one never follows a newer."""
+    """Sends the node's newest state until the controller's store has it; an older state never follows a newer."""
 
     def __init__(self, group: GroupClient, delay_s: float) -> None:
         self._group, self._delay_s = group, delay_s
@@ -87,7 +87,7 @@ class Reports:
         threading.Thread(target=self._work, name="reports", daemon=True).start()
 
     def tell(self, name: str, exit_status: int, step: str = "", *, done_steps: int | None = None) -> None:
-        """Have the controller told; returns at once."""
+        """Queue a report for the controller without waiting."""
         with self._changed:
             self._newest = {"state": name, "exit_status": exit_status, "step": step}
             if done_steps is not None:

@@ -30,7 +30,7 @@ class Rendezvous:
 
 
 def meet(node: SupervisedNode, without: Set[str] = frozenset()) -> Rendezvous | None:
-    """Wait until all nodes are there, ``without`` those of bad hosts; None where a notice ended this one."""
+    """Wait until all nodes have joined, except the bad hosts in ``without``; None where this node was told to leave."""
     if not node.group.instance_id():
         raise AgentError("without its instance id this node cannot find itself among the others")
     deadline = time.monotonic() + node.settings.limits.join_limit_s

@@ -26,8 +26,8 @@ from bootstrap.processes import children, count_ranks, descendants, is_running
 # needs longer than 10 s to come, so nobody waits for this; with 3 s, a torchrun that stood still for 6 s on a busy
 # machine cost two nodes 70 s (torch 2.11: the next rendezvous waits 60 s for it and both start again).
 RENDEZVOUS_CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=10"
-# Limit of the gang test's rendezvous, s; torchrun's own is 600. A node that finds the others at another port than
-# theirs gives up here, and they meet at the training's.
+# Limit of the gang test's rendezvous, s (torchrun's default is 600). A node that waits at another port than its peers
+# gives up after this time; all meet at the training's rendezvous.
 TEST_JOIN_S = 120.0
 # Ranks with a SpotTolerantRun end by themselves within a second of their torchrun, and say so; others hold their GPUs.
 ORPHANS_END_S = 2.0

@@ -91,7 +91,7 @@ def end_leaving(
     now: datetime,
     ended: Collection[str] = (),
 ) -> list[EndLeaving]:
-    """End nodes that the terminate hook holds for ``limit`` or longer, and those whose instance has ``ended``."""
+    """End nodes that the terminate hook has held for ``limit``, and nodes whose instance has ``ended``."""
     return [
         EndLeaving(instance_id=key)
         for key in _in_state(members, LEAVING)

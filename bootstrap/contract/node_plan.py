@@ -46,7 +46,7 @@ class Predicted:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlan:
-    """Job, layout and predictions of a plan; the defaults are those of a training without a plan.
+    """Job, layout and predictions of a plan. The defaults serve a training without a plan.
 
     Fields of the job and layout have the names of the reference trainer's flags, of which they are the defaults.
     """

@@ -115,7 +115,7 @@ class Adaptive(Generic[Pool]):
         self._records[pool] = event(self._records[pool], hours * 3600)
 
     def rank(self, view: RunView[Pool]) -> list[Prospect[Pool]]:
-        """Order the pools whose hour is worth more than that of what runs, the best first."""
+        """Return the pools whose hour is worth more than the running nodes' hour, best first."""
         running_price = None
         if view.mode is Mode.ON_DEMAND:
             running_price = 1.0
@@ -172,7 +172,7 @@ class Adaptive(Generic[Pool]):
         return [view.now_s - since_s for since_s in since if since_s is not None]
 
     def _terms(self, view: RunView[Pool], ranked: list[Prospect[Pool]]) -> Terms:
-        """Return the terms of the run's values; all pools count as one, back when the first of them is."""
+        """Return the terms for the run's values. All pools count as one, which is back when any pool is."""
         droughts = self._droughts_s(view, ranked)
         youngest_s, delays = min(droughts, default=0.0), view.delays
         # Rates add; each is 1 / (age + YOUNG_S).

@@ -35,7 +35,7 @@ class OpeningHours:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstGroup:
-    """Group whose nodes a place takes before those of its own, in the same zone and of the same type."""
+    """Group that a place launches from before its own group; zone and type are the same."""
 
     number: int
     nodes: int  # at most

@@ -87,7 +87,7 @@ class LaunchRequest:
 
     place: str
     nodes: int
-    first: int = 0  # of them, those that the place's first group may take
+    first: int = 0  # nodes that the place's first group may take
     asked_at: datetime  # part of the request's ClientToken
 
 

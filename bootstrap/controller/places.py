@@ -64,7 +64,7 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
     view = view_run(tick, replace(state, phase="waiting"))
     if settings.adaptive and demand and not may_launch(view):
         return _cheapest(tick, state, demand, _why_now(view))
-    # The user took the plan; only a spot place has rivals once launches have told something.
+    # The user chose the plan's place. Another goes before it only on spot, once launches have shown something.
     if own in ready and not (state.pools.keys() & places and own in spot):
         return ChosenPlace(name=own, why="the plan's own place")
     late = sorted((name for name in spot if name in ready), key=lambda name: spot[name].hours_p95)
@@ -91,7 +91,7 @@ def choose_place(tick: Tick, state: ControllerState, *, on_demand: bool = False)
 
 
 def leave_for(tick: Tick, state: ControllerState) -> ChosenPlace | None:
-    """Return the place that is asked for nodes beside those of an adaptive gang, if any; both must be payable."""
+    """Return the place to launch in while an adaptive gang still runs, or None. The ceiling must pay both gangs."""
     if not tick.settings.adaptive:
         return None
     view, places, place = view_run(tick, state), tick.open_places(state), None

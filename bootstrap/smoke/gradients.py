@@ -1,4 +1,4 @@
-"""DDP's gradients: equal bits on all ranks, and those of one process on the data of all."""
+"""DDP's gradients: equal bits on all ranks, and equal to a single process's gradients on all ranks' data."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def miscomputing(norms: Sequence[float]) -> list[int]:
 
 
 def _equal_on_all_ranks(digests: Sequence[str], hosts: Sequence[str]) -> CheckResult:
-    """Count the ranks whose gradients differ from those of most ranks; without a majority no host is to blame."""
+    """Count the ranks whose gradients differ from the majority's; without a majority no host is blamed."""
     usual, count = Counter(digests).most_common(1)[0]
     odd = [rank for rank, own in enumerate(digests) if own != usual]
     return CheckResult(

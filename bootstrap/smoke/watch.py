@@ -25,7 +25,7 @@ STEP_S = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """Ranks that fell silent, what others told of their own failure, and the step that hangs on some rank."""
+    """Silent ranks, the faults that ranks reported of themselves, and the step in which a rank hangs."""
 
     silent: tuple[int, ...]
     faults: dict[int, str]

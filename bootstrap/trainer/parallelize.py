@@ -26,7 +26,7 @@ from bootstrap.trainer.weights import load_weights
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 dynamo: Any = importlib.import_module("torch._dynamo")  # its configuration has no types
-# Products, attention and exchanges, whose outputs compiled layers keep; recompute.py has those of eager layers.
+# Compiled layers keep the outputs of these products, attentions and exchanges; recompute.py lists the eager layers'.
 _aten = torch.ops.aten
 KEPT = {
     _aten.mm.default,

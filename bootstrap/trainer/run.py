@@ -105,7 +105,7 @@ def assemble(config: TrainerConfig, device: torch.device, micro_batch_limit: int
     model = parallelize(whole, config, mesh, device, weights)
     if weights:
         load_weights(model, weights)
-    # Dropout differs between data ranks; tensor ranks drop the same elements of what they hold whole.
+    # Data ranks need different dropout; tensor ranks must drop the same elements of activations that all of them hold.
     torch.manual_seed(config.seed + 1 + data_rank(mesh))
     return Assembled(
         config=config, device=device, mesh=mesh, model=model, stepper=Stepper(config, mesh, model, device), facts=facts

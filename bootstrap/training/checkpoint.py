@@ -157,7 +157,7 @@ class CommittedFolders(Generic[M]):
         return int(prefix.split("-")[1])
 
     def differences(self, manifest: M) -> str:
-        """Say which facts of the run and a checkpoint differ, of those that both have; empty where none does."""
+        """Name the facts that run and checkpoint both have with different values; empty where all agree."""
         different = [
             f"{name} is {self.facts[name]!r:.100}, and was {value!r:.100}"
             for name, value in manifest.run_facts.items()
@@ -178,7 +178,7 @@ class CommittedFolders(Generic[M]):
         self.store.write(f"{prefix}/{MANIFEST_NAME}", [data])
 
     def clean_up(self, prefix: str, problem: str, *, keep: int) -> None:
-        """Delete what a save replaces; after a failed one its files, and all but the newest where the disk is full."""
+        """Delete older checkpoints; after a failed save its files, on a full disk all checkpoints but the newest."""
         try:
             if not problem:
                 self.prune(keep=keep, known_valid=prefix)
@@ -191,7 +191,7 @@ class CommittedFolders(Generic[M]):
             logger.error("old checkpoints are not deleted: %s", error)
 
     def discard(self, prefix: str) -> None:
-        """Delete the files of a save that has no manifest; one whose answer was lost counts."""
+        """Delete the files of a save without a manifest; a manifest counts even if its upload got no answer."""
         names = self.store.names(f"{prefix}/")
         if f"{prefix}/{MANIFEST_NAME}" not in names:
             for name in names:

@@ -17,9 +17,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-# Kind, shape and dtype. A "buffer" may change in a run; a "parameter", or a sharded buffer, may only begin without one,
-# or be tied: a "tie" has the key of the parameter that it is in place of its dtype.
 AS_BEFORE = "build the same model as before, or use a new store"
+# Kind, shape and dtype. The shape of a "buffer" may change in a run. A "parameter" or a sharded buffer may only get its
+# shape late, or become tied. A "tie" has the key of its parameter in place of a dtype.
 Form = tuple[str, tuple[int, ...], str]
 Forms = Mapping[str, Form | None]
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class ModuleForms:
         return self._kinds.get(key, "buffer")
 
     def born(self, now: Forms | None = None) -> dict[str, Form | None]:
-        """Forms at the start of what has another in ``now``, by default read here."""
+        """Forms at the start, of every key whose form differs in ``now`` (by default the present forms)."""
         now = self.now() if now is None else now
         return {key: self._born.get(key) for key in {**self._born, **now} if self._born.get(key) != now.get(key)}
 
@@ -170,7 +170,7 @@ class ModuleForms:
         return has_new
 
     def train(self, trains: Mapping[str, bool]) -> bool:
-        """Let those parameters train that ``changes`` told; True where one does that did not."""
+        """Set which parameters train, as ``changes`` recorded; return True if a frozen parameter trains now."""
         begins = False
         for key, parameter in self._parameters():
             if (has_to := trains.get(key, self._was(key))) != parameter.requires_grad:

@@ -148,8 +148,8 @@ def main() -> None:
     ours.addHandler(console)
     ours.setLevel(logging.INFO)
     api.LocalElasticAgent = FleetAgent
-    options = run.parse_args(sys.argv[1:])  # with those of variables PET_*
-    # torchrun's own default gives every round of workers one store.
+    options = run.parse_args(sys.argv[1:])  # includes torchrun's variables PET_*
+    # By default torchrun reuses the store of the first round of workers in all later rounds.
     if options.rdzv_backend == "static" and options.nnodes in ("1", "1:1"):
         sys.argv.insert(1, "--standalone")
     # A round would find the addresses of the round before in torchrun's store: with torch 2.11 after kill -9, 11 of 19

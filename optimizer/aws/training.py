@@ -119,7 +119,7 @@ def parse_progress(lines: Iterable[str]) -> TrainingProgress | None:
 def read_measured(
     client: S3Client, bucket: str, checkpoint_prefix: str, *, run_id: str | None = None
 ) -> tuple[list[MeasuredRow], dict[str, str]]:
-    """Read every row of a stack, or those of one run, the oldest first; and why an object is none, by key."""
+    """Return the rows of a stack (or of one run), oldest first, and by key the reason why an object is no row."""
     prefix = f"{checkpoint_prefix}/{FOLDER if run_id is None else run_prefix(run_id)}"
     rows, unread = list[MeasuredRow](), dict[str, str]()
     for key in [item["Key"] for item in list_objects(client, bucket, prefix)]:

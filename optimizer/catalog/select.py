@@ -71,7 +71,7 @@ def sort(offers: Iterable[Offer], priced_as: PricedAs) -> list[Offer]:
 
 
 def price_of(offer: Offer, priced_as: PricedAs) -> HourlyPrice | None:
-    """Price of that kind, spot's of the cheapest zone; None where nobody published one."""
+    """Price of this kind (spot: the cheapest zone's); None where no price was published."""
     return next((price for kind, price in offer.prices if kind == priced_as), None)
 
 

@@ -518,7 +518,7 @@ class PolicyOutlook(_Model):
     source: str = Field(description="Where the numbers come from.")
 
     def describe(self) -> str:
-        """Say in a line what the policy costs, and the other one."""
+        """Describe in a line what this policy costs, and what the other policy would."""
         other = "; ".join(f"{name}: {usd:,.2f} USD" for name, usd in self.expected_usd.items() if name != self.policy)
         return (
             f"{self.policy}: {self.cost_usd.expected:,.2f} USD and {short(self.hours.expected)} h expected, at p95 "

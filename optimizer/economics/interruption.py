@@ -59,7 +59,7 @@ class Hazard:
 
 
 def gang_reclaims(spot_nodes: Floats, *, p95: bool = False) -> Floats:
-    """Reclaims of a gang's spot nodes over those of one node; 0 without spot nodes."""
+    """Ratio of a gang's spot reclaims to a single node's; 0 without spot nodes."""
     nodes = np.maximum(spot_nodes, 1.0)
     if p95:
         factor = np.minimum(nodes, _MEASURED_GANG) ** GANG_RECLAIMS[1] * np.maximum(nodes / _MEASURED_GANG, 1.0)
@@ -69,7 +69,7 @@ def gang_reclaims(spot_nodes: Floats, *, p95: bool = False) -> Floats:
 
 
 def gang_waits(spot_nodes: Floats, *, p95: bool = False) -> Floats:
-    """Hours that a gang waits for spot capacity over those that one node waits; 0 without spot nodes."""
+    """Ratio of a gang's hours without spot capacity to a single node's; 0 without spot nodes."""
     return np.where(spot_nodes > 0, np.maximum(spot_nodes, 1.0) ** GANG_WAITS[p95], 0.0)
 
 

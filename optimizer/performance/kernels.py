@@ -105,9 +105,9 @@ CAUSAL_HALF_LENGTH, HALF_LENGTH = 430.0, 160.0
 
 # Reads and writes of convolution outputs by kernels other than convolutions, counted by a profile of ResNet-50.
 CNN_PASSES = 12.7
-# Multiprocessor cycles beyond those bytes, in any precision (256 images, h200_kernels_202611.csv): of an output by the
-# batch norm (ResNet-50 1.2, ResNet-18 1.6), and of an image by a ResNet's first convolution and
-# its max pooling (5.4 ms, 0.65 of them counted).
+# Multiprocessor cycles beyond the time of these bytes, in any precision (256 images, h200_kernels_202611.csv). Batch
+# norms take some an output (ResNet-50 1.2, ResNet-18 1.6); a ResNet's first convolution and max pooling some an image
+# (5.4 ms, of which the bytes count 0.65).
 CNN_CYCLES = 1.4
 STEM_CYCLES = 4.9e6
 # Share of both left when compiled.

@@ -186,7 +186,7 @@ def _margin(x: Case) -> Number:
 
 
 def limit_bytes(gpu_memory_bytes: Number, nccl_bytes: Number) -> Number:
-    """Bytes that a peak may have of those that the driver shows."""
+    """Largest peak that fits into the memory that the driver shows, bytes."""
     return np.maximum((gpu_memory_bytes - CONTEXT_BYTES - nccl_bytes) / (1.0 + FRAGMENTATION), 0.0)
 
 

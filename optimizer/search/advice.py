@@ -178,7 +178,7 @@ def _note_nodes(plan: FleetPlan) -> Iterator[str]:
 
 
 def note_commitments(plan: FleetPlan, offer: Offer | None) -> Iterator[str]:
-    """Say what a plan's new reservation bills; of a long run on demand, from which use on one would cost less."""
+    """Say what a plan's new reservation bills, or from how much use a reservation beats a long run on demand."""
     if offer is None or offer.on_demand is None or offer.reserved_1yr is None:
         return
     hours, nodes, place = plan.hours.expected, plan.node_count, f"{plan.instance_type} in {plan.region}"

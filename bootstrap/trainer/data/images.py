@@ -47,7 +47,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 class ImageFolder(Dataset):
-    """Images under ``folder/CLASS/``; classes are numbered by name, those of ``numbered`` (training's) where given.
+    """Images under ``folder/CLASS/``. Classes are numbered by name, or as in ``numbered``, the training's folder.
 
     Training images get a random crop and flip drawn from (seed, step, sample), validation images the central crop.
     """

@@ -49,7 +49,7 @@ passed = partial(Finding, level="ok")
 
 
 def named(check: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield ``findings``; those without a check's name get this one."""
+    """Yield ``findings``; a finding without a check gets this check's name."""
     for finding in findings:
         yield finding if finding.check else replace(finding, check=check)
 

@@ -126,7 +126,7 @@ class _Biller:
 
     def _group(self, group: Resource) -> Iterator[CostLine]:
         if group.name != min(each.name for each in self._of_kind("Group")):
-            return  # Nodes run in one place at a time, and the dollars are those of the plan's own, the first.
+            return  # Nodes run in one place at a time: only the first, the plan's own, is counted.
         count = int(group.inputs["maxSize"])
         mixed = group.inputs.get("mixedInstancesPolicy")
         template = self._template(

@@ -17,7 +17,7 @@ from optimizer.contract.units import HOURS_PER_MONTH, short
 
 
 def write_brief(resources: Sequence[Resource], plan: FleetPlan, stack: str, sums: dict[str, float]) -> None:
-    """Print what decides: the stack, how many resources it has, the run's dollars, and those of an hour."""
+    """Print the stack, its number of resources, and the dollars of the run and of an hour."""
     cost = plan.cost_usd
     components = [resource for resource in resources if not resource.parent]
     parts = Counter(resource.parent for resource in resources if resource.parent)

@@ -151,7 +151,7 @@ def print_answer(answer: Recommendation, next_step: str, *, explain: bool) -> No
 
 
 def _describe_purchase(plan: FleetPlan, *, is_first: bool = False) -> str:
-    """Say what is bought and where, with dollars and hours; only a GPU with measured runs has a promise of them."""
+    """Describe purchase, place, dollars and hours; only a GPU with measured runs gets words that promise a bound."""
     purchase, cost, hours = plan.purchase, plan.cost_usd, plan.hours
     usd, bound = f"{'~' if plan.spot_range else ''}{_usd(cost.expected)} USD", f"under {_usd(cost.p95)} USD"
     # The source says so too where the GPU's runs are of other models, layouts or methods.
