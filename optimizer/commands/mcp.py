@@ -47,8 +47,7 @@ def find_parameters(tool: str) -> dict[str, click.Parameter]:
 
 
 def _import_command(tool: str) -> click.Command:
-    command = importlib.import_module(f"optimizer.commands.{tool.replace('-', '_')}").command
-    assert isinstance(command, click.Command)
+    command: click.Command = importlib.import_module(f"optimizer.commands.{tool.replace('-', '_')}").command
     return command
 
 

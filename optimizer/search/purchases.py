@@ -99,7 +99,7 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
     if "spot" in options and offer.spot:
         fallback = limits.spot_fallback == "on-demand"
         # An on-demand base of one node, never reclaimed, keeps the rendezvous and the newest checkpoint at hand.
-        bases = (0, 1) if offer.on_demand else () if fallback else (0,)
+        bases = (0, 1) if offer.on_demand and (fallback or "on-demand" in options) else () if fallback else (0,)
         purchases += [
             PricedPurchase(option="spot", offer=offer, price=price, hazard=hazard, fallback=fallback, base=base)
             for price in (offer.spot_by_zone if every_zone or offer.learned_spot else (offer.spot,))

@@ -1,4 +1,4 @@
-"""Accuracy on many nodes: ``python -m tests.benchmarks.many_nodes`` (some seconds).
+"""Accuracy on many nodes, for accuracy.py and its tests.
 
 Runs of two Llama models on 1 to 64 nodes: many_nodes_runs.csv, which the calibration was fitted to, and the rest in
 many_nodes_left_out_runs.csv. Each model is judged by a fit that saw none of its runs: the fastest tenth, the layout
@@ -7,8 +7,6 @@ that the estimate prefers at each number of nodes, and the share of runs within 
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -125,22 +123,3 @@ def without(calibration: Calibration, framework: str) -> Calibration:
 
 def _stated(*, pipelines: bool) -> float:
     return load().residuals["nanotron" + PIPELINES * pipelines].relative_error
-
-
-def main() -> None:
-    """Print the figures of both models."""
-    rows = runs()
-    errors = f"{_stated(pipelines=False):.0%}, of pipelines between nodes {_stated(pipelines=True):.0%}"
-    sys.stdout.write(f"{len(rows)} runs, {disturbed(rows).sum()} disturbed, stated error {errors}\n")
-    for model, (undisturbed, every) in left_out(rows).items():
-        for name, judged in (("undisturbed", undisturbed), ("all", every)):
-            chosen = ", ".join(f"{nodes}: {share:.0%}" for nodes, share in judged.preferred.items())
-            mean = math.exp(np.mean(np.log(list(judged.preferred.values()))))
-            sys.stdout.write(
-                f"{model}, {name}: fastest tenth {judged.best_tenth_error:.1%} ({judged.best_tenth_bias:+.1%}), median "
-                f"{judged.median_error:.1%}, preferred {chosen} (mean {mean:.0%}), within p95 {judged.within_p95:.1%}\n"
-            )
-
-
-if __name__ == "__main__":
-    main()

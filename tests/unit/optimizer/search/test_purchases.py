@@ -250,7 +250,11 @@ def test_a_new_commitment_costs_its_whole_year() -> None:
 
 
 def test_spot_with_a_base_pays_both_prices() -> None:
+    """Nodes on demand need the user's word: a request for spot alone got one beside its spot nodes."""
     problem = Problem.resolve(request(purchase_options=["spot"], **P4D), catalog(), calibration())
+    (table,), _ = find_candidates(problem)
+    assert not any(purchase.base for purchase in table.purchases)
+    problem = problem.revise(purchase_options=("spot", "on-demand"))
     (table,), _ = find_candidates(problem)
     based = [row for row, index in enumerate(table.purchase) if table.purchases[index].base]
     assert based
