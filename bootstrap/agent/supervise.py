@@ -143,7 +143,7 @@ class _Gang:
         self._proven: frozenset[str] = frozenset()
 
     def prove(self, node: SupervisedNode, rendezvous: Rendezvous) -> Proof:
-        """Run the test with the other nodes, where these members have not passed one yet."""
+        """Run the gang test with the other nodes, unless the same members have passed it."""
         settings = node.settings
         # Without a group nothing would replace the bad host.
         is_wanted = settings.limits.gang_test_s > 0 and settings.in_group and rendezvous.members != self._proven

@@ -32,7 +32,7 @@ class PoolName(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolEvents:
-    """Events of one pool since ``first_at``; a drought is the time from a refusal or a reclaim to the next launch."""
+    """Events of one pool since ``first_at``. A drought lasts from a refusal or reclaim to the next launch."""
 
     first_at: datetime
     last_at: datetime

@@ -52,7 +52,7 @@ def compact_json(value: Any) -> bytes:
 
 
 def checked_body(data: bytes) -> dict[str, Any]:
-    """Return what the SHA-256 of a step's manifest vouches for; ManifestError for other bytes."""
+    """Return the step's manifest if its SHA-256 matches; raise ManifestError for other bytes."""
     with torn():
         document = json.loads(data)
         body = document["checkpoint"]

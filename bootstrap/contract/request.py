@@ -53,7 +53,7 @@ class PersonRequest:
         return json.dumps({key: value for key, value in to_json(self).items() if value}) + "\n"
 
     def is_same_ask(self, other: PersonRequest | None) -> bool:
-        """Return whether a person asked once for both; what other stacks spent may differ."""
+        """Return True where both are the same request of a person; dollars of other stacks may differ."""
         return other is not None and (self.want, self.at, self.by) == (other.want, other.at, other.by)
 
 

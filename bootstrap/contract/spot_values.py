@@ -25,7 +25,7 @@ _EDGES = AGES[1:]
 # Cells (work x slack) of a table.
 _CELLS = 4000
 _SHORTEST_STEP_HOURS = 0.1
-# Cost of what the guard does not allow.
+# Cost of states that the guard forbids.
 _LATE = 1e6
 # Situations: no nodes, on-demand and spot while there is capacity; no nodes and on-demand without.
 _NONE_UP, _DEMAND_UP, _SPOT_UP, _NONE_DOWN, _DEMAND_DOWN = range(5)
@@ -97,7 +97,7 @@ def should_wait(terms: Terms, *, work_hours: float, slack_hours: float, drought_
 
 
 def spot_saving(terms: Terms, *, work_hours: float, slack_hours: float, age_hours: float) -> float:
-    """Return what a run on demand saves by capacity of an age, in hours of on-demand; below 0: it would lose."""
+    """Return what spot capacity of this age saves a run on demand, in hours of on-demand; negative where it costs."""
     tables = _solve(terms)
     return tables.savings[tables.cell(work_hours, slack_hours, age_hours)]
 

@@ -12,7 +12,7 @@ CONNECTIONS = 128
 PART_BYTES = 16 * 2**20
 # Disk space that stays free for checkpoints on their way and logs.
 RESERVE_BYTES = 2 * 2**30
-# For a copy whose time nobody planned: 1.1 TB at the 5 Gbit/s of a g5.2xlarge.
+# Limit of a copy whose time is not in the plan: 1.1 TB at the 5 Gbit/s of a g5.2xlarge.
 LIMIT_S = 1800
 
 

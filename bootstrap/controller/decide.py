@@ -99,7 +99,7 @@ def _change_run(tick: Tick, state: ControllerState) -> ControllerState:
 
 
 def _obey(tick: Tick, state: ControllerState) -> ControllerState:
-    """Take in a new request to run; ``ends.must_end`` looks at one to stop."""
+    """Apply a new request to run; ``ends.must_end`` handles requests to stop."""
     request, before = tick.seen.request, state.request
     state = replace(state, request=request)
     if request is None or request.want != "run" or request.is_same_ask(before):

@@ -40,7 +40,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def can_compile(device_type: str) -> bool:
-    """Try the compiler and the rotary kernel on this kind of device; False for a CPU: compiling takes what it saves."""
+    """Try the compiler and the rotary kernel on this device; False for a CPU, where compiling costs what it saves."""
     if device_type != "cuda":
         return False
     try:

@@ -120,6 +120,6 @@ def _write_gradient(
     rows: torch.Tensor, index: torch.Tensor, own: torch.Tensor, scale: torch.Tensor, whole: torch.Tensor
 ) -> None:
     probabilities = (rows.float() - whole[:, None]).exp()
-    # A comparison joins the kernel; a scatter is one of its own.
+    # A comparison is fused into this kernel; a scatter would be a second kernel.
     label = (torch.arange(rows.shape[1], device=rows.device) == index) & own[:, None]
     rows.copy_((probabilities - label.float()) * scale[:, None])

@@ -133,7 +133,7 @@ def measured_row(
 
 
 def _parameters(model: nn.Module) -> int:
-    """Parameters of the model without its adapters; a packed 4-bit weight counts as what it was."""
+    """Parameters of the model without its adapters; a packed 4-bit weight counts its unpacked elements."""
     return sum(
         math.prod(parameter.quant_state.shape) if hasattr(parameter, "quant_state") else parameter.numel()
         for name, parameter in model.named_parameters()

@@ -15,7 +15,7 @@ LINE_END = re.compile(rb"\r?\n|\r")
 LINE_BYTES = 48 * 2**10
 # A line without an end is passed on after this time: a bar's last state, dots, a prompt.
 QUIET_S = 5.0
-# For the last lines of workers that have ended; what they left behind may hold the pipe for ever.
+# Wait for the last lines of ended workers; a process that they left behind may keep the pipe open for ever.
 LAST_LINES_S = 2.0
 _threads: list[threading.Thread] = []
 # A pipe takes long lines in pieces.

@@ -22,7 +22,7 @@ PIECE_BYTES = 32 * 2**20
 
 
 class Stager:
-    """Copies of one rank. ``optimizers``: their steps wait; without one (no hook), nothing is copied later."""
+    """Copies of one rank. Steps of ``optimizers`` wait for them; without an optimizer all is copied at once."""
 
     def __init__(self, device: torch.device, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._device = device

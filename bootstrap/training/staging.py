@@ -222,7 +222,7 @@ def _copied_by(folder: Path) -> str:
 
 
 def _last_copy(folder: Path) -> Objects:
-    """Objects of the last copy that came to its end; of an interrupted one nothing counts."""
+    """Objects of the last complete copy; an interrupted copy does not count."""
     with suppress(FileNotFoundError, ValueError):
         objects = json.loads((folder / COMPLETE).read_text(encoding="utf-8").partition("\n")[2])
         return {name: (size, etag) for name, (size, etag) in objects.items()}

@@ -161,7 +161,7 @@ class Watcher:
         self.stop_notice = self.stop_notice or Notice(source=name, detail="", save_by=time.time() + notice_limit_s())
 
     def _take(self, path: str, value: str) -> None:
-        """Stop for a notice that the node ends; save once for one after which it goes on."""
+        """Stop for a notice that ends the node; for a notice that does not, save once and go on."""
         try:
             document = json.loads(value)
         except ValueError:

@@ -57,7 +57,7 @@ class LogReader:
     _seen: OrderedDict[str, int] = field(default_factory=OrderedDict, init=False)
 
     def read(self) -> Iterator[LogLine]:
-        """Read what came since the last time, in order of time; boto3's error without a log group."""
+        """Return events since the last call, oldest first; without a log group boto3's error is raised."""
         late_ms = LATE // timedelta(milliseconds=1)
         start_ms = max(int(self.since.timestamp() * 1000), self._newest_ms - late_ms)
         # Prefix that bootstrap/training/rank_lines.py writes; the pattern finds it anywhere in a line:

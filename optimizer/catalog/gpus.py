@@ -87,6 +87,6 @@ def left_out() -> list[dict[str, str]]:
 
 
 def read_table(name: str | Path, parse: Callable[[dict[str, str]], R]) -> list[R]:
-    """Parse the rows of a table in data/, or at a path, that is kept by hand; the tests read all of them."""
+    """Parse a table that is kept by hand, in data/ or at a path; tests read all tables."""
     with (DATA / name).open(encoding="utf-8", newline="") as file:
         return list(map(parse, csv.DictReader(file)))

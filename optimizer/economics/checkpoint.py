@@ -51,7 +51,7 @@ class CheckpointTimes:
 
 
 def checkpoint_gib(parameters: int, optimizer: str, *, pure: bool = False) -> float:
-    """Size of one checkpoint, GiB: trained parameters and the optimizer's state; ``pure``: in 16 bits, not 32."""
+    """Size of one checkpoint, GiB: trained parameters and optimizer state, in 16 bits with ``pure``, else 32."""
     state_bytes = OPTIMIZERS[optimizer][0]
     if pure:
         state_bytes *= 1.0 if optimizer == EIGHT_BIT else 0.5

@@ -176,7 +176,7 @@ def collectives(x: Case) -> Iterator[tuple[str, Collective]]:
 def _data_collectives(
     x: Case, whose: str, ranks: Number, inner: Number, parameters: Number, share: Number
 ) -> Iterator[tuple[str, Collective]]:
-    """List what data ranks send of so many parameters, a ``share`` of the times."""
+    """List the collectives that data ranks run over these parameters; ``share`` scales their number."""
     groups = x.code.gathers_per_layer * x.stage_layers + 1.0
     if x.code.fused_kernels and not x.recipe.tuning.trains_all:
         groups = np.minimum(groups, np.ceil(parameters * x.trained / np.maximum(LEAST_BUCKET, ranks * RANK_BUCKET)))

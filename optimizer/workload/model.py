@@ -156,7 +156,7 @@ class ModelSpec:
 
     @property
     def has_dropout(self) -> bool:
-        """True where the config drops; without one, where the published recipe does, as GPT-2's and BERT's."""
+        """True where the config has dropout; without a config, where the published recipe has it (GPT-2, BERT)."""
         if self.dropout is not None:
             return self.dropout
         return self.architecture == "seq2seq" or (self.has_like_layers and not self.gated_mlp)

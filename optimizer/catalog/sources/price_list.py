@@ -139,7 +139,7 @@ def parse_instances(
 
 
 def parse_unit(documents: Iterable[str], item: str, region: str) -> tuple[float | None, list[Skipped]]:
-    """Price of one unit of ``item``, first tier (the dearest), USD, or None; and unusable documents."""
+    """Return the price of one unit of ``item``, USD, in the first (dearest) tier, or None; and unusable documents."""
     query = UNIT_QUERIES[item]
     pattern = re.compile(rf"(?:[A-Za-z0-9-]+-)?{query.usage_type}")
     prices: set[float] = set()

@@ -14,7 +14,7 @@ from optimizer.economics.staging import IMAGE_GIB, least_pull_s
 
 
 def check_image(context: Context) -> Iterator[Finding]:
-    """Follow an image of the user's own to the one it is made from; `pulumi up` itself judges all else of an image."""
+    """Trace a user's own image to the image it was made from; `pulumi up` judges everything else about an image."""
     source, names = context.settings.ami_id, list[str]()
     # A private source, one that is gone and one of another region are not found:
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify-source-ami-used-to-create-new-ami.html

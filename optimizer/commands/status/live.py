@@ -38,7 +38,7 @@ def watch(
 
 
 def print_events(plan: FleetPlan, before: Reading | None, reading: Reading) -> None:
-    """Print what a reading says and the one before did not: phase, nodes, failed launches, steps."""
+    """Print what changed since the reading before: phase, nodes, failed launches, steps."""
     told = set(_lines(plan, before)) if before else set()
     for line in _lines(plan, reading):
         if line not in told:

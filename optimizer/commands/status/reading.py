@@ -40,7 +40,7 @@ class Reading:
     unread: dict[str, str] = field(default_factory=dict)
 
     def slowest_copy(self) -> str:
-        """Progress of the node whose data has come least far; empty where none copies."""
+        """Progress of the node whose copy of the data is least complete; empty where no node copies."""
         if not self.copies:
             return ""
         slowest = min(self.copies.values(), key=lambda line: copied_gib(line) or 0.0)
