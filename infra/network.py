@@ -61,6 +61,28 @@ def choose_zones(settings: StackSettings, account: Mapping[str, str]) -> list[st
     return chosen[:1] if settings.one_zone else chosen
 
 
+def existing_subnets(settings: StackSettings) -> dict[str, aws.ec2.GetSubnetResult]:
+    """Look up gpufleet:subnetIds by zone id; ConfigError for one in which no node, or not every node, could start.
+
+    A security group serves its own VPC alone: https://docs.aws.amazon.com/vpc/latest/userguide/security-group-rules.html
+    """
+    plan, found = settings.plan, dict[str, aws.ec2.GetSubnetResult]()
+    zones = (settings.zone_id,) if settings.zone_id else plan.zone_ids
+    for subnet_id in settings.subnet_ids:
+        subnet = aws.ec2.get_subnet(id=subnet_id)
+        zone_id, fault = subnet.availability_zone_id, ""
+        if subnet.vpc_id != settings.vpc_id:
+            fault = f"in {subnet.vpc_id}, and gpufleet:vpcId is {settings.vpc_id}: give subnets of that VPC"
+        elif zones and zone_id not in zones:
+            fault = f"in {zone_id}, and {plan.instance_type} is wanted in {', '.join(zones)}: give a subnet there"
+        elif other := found.get(zone_id):
+            fault = f"in {zone_id}, as {other.id} is: keep the larger one"
+        if fault:
+            raise ConfigError(f"{subnet_id} of gpufleet:subnetIds is {fault}")
+        found[zone_id] = subnet
+    return found
+
+
 def _account_zones() -> dict[str, str]:
     """Names ("us-east-1a") of the region's zones by id; they differ between accounts."""
     # Local and Wavelength Zones have no cluster placement groups.
@@ -92,10 +114,10 @@ class Network(Component):
         self._endpoint_subnets: dict[str, pulumi.Output[str]] = {}
         if settings.vpc_id:
             self.vpc_id = settings.vpc_id
-            known = [aws.ec2.get_subnet(id=subnet) for subnet in settings.subnet_ids]
-            self.zone_name = known[0].availability_zone
-            self.own_zones = [subnet.availability_zone_id for subnet in known]
-            self.subnets = dict(zip(self.own_zones, settings.subnet_ids, strict=True))
+            known = existing_subnets(settings)
+            self.own_zones = list(known)
+            self.zone_name = known[self.own_zones[0]].availability_zone
+            self.subnets = {zone_id: subnet.id for zone_id, subnet in known.items()}
         else:
             self._account = _account_zones()
             self.own_zones = choose_zones(settings, self._account)

@@ -15,8 +15,6 @@ from optimizer.contract.plan import CapacityBlock
 
 # Published by every node, each minute, for each of its GPUs (bootstrap/cloudwatch-agent.json).
 GPU_UTILIZATION = "GpuUtilizationPercent"
-# Tells the provider to leave a size as it is; its default is 0.
-UNCHANGED = -1
 
 
 class Scaling(Component):
@@ -66,8 +64,10 @@ class Scaling(Component):
                 scheduled_action_name=name,
                 autoscaling_group_name=group_name,
                 desired_capacity=0,
-                min_size=UNCHANGED,
-                max_size=UNCHANGED,
+                # Auto Scaling takes no size below the smallest, which is not 0 where workers stand by:
+                # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_UpdateAutoScalingGroup.html
+                min_size=0,
+                max_size=-1,  # The provider leaves it; its default is 0.
                 start_time=f"{moment:%Y-%m-%dT%H:%M:%SZ}",
                 opts=self._own,
             )

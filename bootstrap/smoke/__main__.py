@@ -17,6 +17,7 @@ from bootstrap.contract.node_plan import Expected, read_node_plan
 NODE_LIMIT_S, GANG_LIMIT_S = 600.0, 90.0
 # A rank that hangs before it watches the time, as in a broken GPU's driver, is killed so long after the limit.
 HANGS_S = 150
+NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,6 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--time-limit-s is {asked.time_limit_s}, not a finite number above 0")
     if lacking := [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         parser.error(f"{', '.join(lacking)} unset: start it with torchrun on every node, or set them for each rank")
+    numbers = {name: os.environ[name] for name in NUMBERS if name in os.environ}
+    if wrong := [f"{name} is {text!r}" for name, text in numbers.items() if not text.isdecimal()]:
+        parser.error(f"{', '.join(wrong)}, no whole number: start it with torchrun, which sets them")
+    if int(numbers["RANK"]) >= int(numbers["WORLD_SIZE"]):
+        parser.error(f"RANK is {numbers['RANK']} of WORLD_SIZE {numbers['WORLD_SIZE']}: ranks count from 0")
     try:
         plan = read_node_plan(os.environ)
     except FormatError as error:

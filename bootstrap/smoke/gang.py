@@ -103,7 +103,11 @@ class _Gang:
 def run(options: SmokeOptions) -> int:
     """Run the rank of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; 0 where the gang may train, else 1."""
     join_s = JOIN_S if options.is_gang else COLD_JOIN_S
-    place = ranks.meet(options.device, timeout_s=join_s)
+    try:
+        place = ranks.meet(options.device, timeout_s=join_s)
+    except RuntimeError as error:  # torch raises DistNetworkError, a RuntimeError, with its C++ frames
+        report.progress(f"rank 0 at MASTER_ADDR and MASTER_PORT does not answer: {str(error).splitlines()[0]}")
+        return 1
     gang = _Gang(options, place)
     guard = watch.Watch(place, limit_s=options.time_limit_s, report=gang.lose)
     try:

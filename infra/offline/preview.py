@@ -97,7 +97,12 @@ class Answers(mocks.Mocks):
             case "getInstanceTypeOfferings":
                 return {"locations": zone_ids}
             case "getSubnet":
-                return {"availabilityZone": f"{plan.region}a", "availabilityZoneId": zone_ids[0]}
+                # The configured subnets are taken for right ones: of the VPC, in zones of the plan.
+                config = pulumi.Config("gpufleet")
+                number = config.require_object("subnetIds").index(given["id"])
+                zone_id = config.get("zoneId") or zone_ids[number % len(zone_ids)]
+                name = f"{plan.region}{chr(97 + number)}"
+                return {**given, "vpcId": config.get("vpcId"), "availabilityZone": name, "availabilityZoneId": zone_id}
             case "getParameter":
                 return {"value": PLACEHOLDER_IMAGE}
             case "getAmi":

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from infra.network import zone_slot
 from infra.offline.preview import Answers, resources
 from infra.settings import ConfigError
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
-from tests.infra.deployed import LONE_NODE, Deployed, as_list, capacity_block, deploy, on_demand
+from tests.infra.deployed import EXISTING_VPC, LONE_NODE, Deployed, as_list, capacity_block, deploy, on_demand
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
 
 
@@ -96,6 +97,33 @@ def test_a_service_is_sought_in_each_zone_and_refused_where_none_has_it() -> Non
     assert len(stack.all("Subnet")) == 2
     with pytest.raises(ConfigError, match=r"com\.amazonaws\.us-east-1\.ssm \(it is in none\)"):
         with_ssm_in()
+
+
+@pytest.mark.parametrize(
+    ("subnets", "keys", "told"),
+    [
+        ([("use1-az6", "vpc-0f")], {}, "in vpc-0f, and gpufleet:vpcId is vpc-0123456789abcdef0"),
+        ([("use1-az3", "")], {}, r"in use1-az3, and p4d\.24xlarge is wanted in use1-az2, use1-az6"),
+        ([("use1-az2", "")], {"gpufleet:zoneId": "use1-az6"}, "in use1-az2, and .* is wanted in use1-az6"),
+        ([("use1-az2", ""), ("use1-az6", ""), ("use1-az2", "")], {}, "s2 of .* in use1-az2, as s0 is"),
+    ],
+    ids=["of another VPC", "without the type", "in another zone", "two of a zone"],
+)
+def test_a_given_subnet_where_no_node_starts_is_refused(
+    subnets: list[tuple[str, str]], keys: dict[str, str], told: str
+) -> None:
+    given = {f"s{number}": subnet for number, subnet in enumerate(subnets)}
+
+    class Given(Answers):
+        def _answer(self, token: str, asked: dict[str, Any]) -> dict[str, Any]:
+            zone_id, vpc_id = given.get(asked.get("id", ""), ("", ""))
+            known = {"availabilityZoneId": zone_id} | ({"vpcId": vpc_id} if vpc_id else {})
+            return super()._answer(token, asked) | (known if zone_id else {})
+
+    plan = sample_plan(**LONE_NODE, **on_demand())
+    config = EXISTING_VPC | {"gpufleet:subnetIds": json.dumps(list(given))} | keys
+    with pytest.raises(ConfigError, match=told):
+        resources(plan, stack="dev", config=config, answers=Given(plan))
 
 
 NAT = {"gpufleet:nat": "true"}

@@ -117,7 +117,6 @@ def run_rank(folder: Path, scenario: str, rank: int) -> int:
     slow_down(links)
     faults.get(rank, int)()
     gang.JOIN_S = watch.STEP_S = LONG_S
-    bandwidth.LARGE_MIB = 1
     bandwidth.SIZES_MIB, gang.COLLECTIVES = {"cpu": (1,)}, 0.03
     return gang.run(
         gang.SmokeOptions(

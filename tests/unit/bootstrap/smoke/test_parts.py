@@ -75,14 +75,19 @@ def test_what_json_cannot_hold_becomes_text(tmp_path: Path) -> None:
         (["--out", "/"], "cannot be written"),
         (["stray"], "invalid choice"),
         (["--time-limit-s", "0"], "not a finite number above 0"),
+        (["RANK=x"], "RANK is 'x', no whole number"),
+        (["LOCAL_WORLD_SIZE=-8"], "LOCAL_WORLD_SIZE is '-8', no whole number"),
+        (["RANK=1"], "RANK is 1 of WORLD_SIZE 1: ranks count from 0"),
         (["gang"], "GPUFLEET_PLAN.expected.link_gb_per_s is '3', and must be"),
     ],
 )
 def test_wrong_usage_ends_with_2(
     arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "1")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    if "=" in arguments[0]:
+        monkeypatch.setenv(*arguments.pop().split("="))
     monkeypatch.setenv("GPUFLEET_PLAN", '{"expected": {"link_gb_per_s": 3}}')
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
