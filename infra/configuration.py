@@ -76,13 +76,10 @@ def _unknown_keys() -> list[str]:
     given = pulumi.runtime.get_config_env() | pulumi.runtime.config.CONFIG.get()
     names = [key.removeprefix("gpufleet:") for key in sorted(given) if key.startswith("gpufleet:")]
     return [
-        f"gpufleet:{name} is no key that the program reads{_near(name)}: Pulumi.yaml lists all keys; a key inside an "
-        f"object is set with `pulumi config set --path`; `pulumi config rm 'gpufleet:{name}'` removes this one"
+        f"gpufleet:{name} is no key that the program reads"
+        + "".join(f" (did you mean gpufleet:{near}?)" for near in get_close_matches(name, keys(), n=1))
+        + ": Pulumi.yaml lists all keys; a key inside an object is set with `pulumi config set --path`; "
+        f"`pulumi config rm 'gpufleet:{name}'` removes this one"
         for name in names
         if name not in keys()
     ]
-
-
-def _near(name: str) -> str:
-    near = get_close_matches(name, keys(), n=1)
-    return f" (did you mean gpufleet:{near[0]}?)" if near else ""

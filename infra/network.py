@@ -62,19 +62,19 @@ def choose_zones(settings: StackSettings, account: Mapping[str, str]) -> list[st
 
 
 def existing_subnets(settings: StackSettings) -> dict[str, aws.ec2.GetSubnetResult]:
-    """Look up gpufleet:subnetIds by zone id; ConfigError for one in which no node, or not every node, could start.
+    """Look up gpufleet:subnetIds by zone id; ConfigError for one in which no node starts, or a second one of a zone.
 
     A security group serves its own VPC alone: https://docs.aws.amazon.com/vpc/latest/userguide/security-group-rules.html
     """
-    plan, found = settings.plan, dict[str, aws.ec2.GetSubnetResult]()
-    zones = (settings.zone_id,) if settings.zone_id else plan.zone_ids
+    found = dict[str, aws.ec2.GetSubnetResult]()
+    zones = (settings.zone_id,) if settings.zone_id else settings.plan.zone_ids
     for subnet_id in settings.subnet_ids:
         subnet = aws.ec2.get_subnet(id=subnet_id)
         zone_id, fault = subnet.availability_zone_id, ""
         if subnet.vpc_id != settings.vpc_id:
             fault = f"in {subnet.vpc_id}, and gpufleet:vpcId is {settings.vpc_id}: give subnets of that VPC"
         elif zones and zone_id not in zones:
-            fault = f"in {zone_id}, and {plan.instance_type} is wanted in {', '.join(zones)}: give a subnet there"
+            fault = f"in {zone_id}, and nodes start in {', '.join(zones)} alone: give a subnet there"
         elif other := found.get(zone_id):
             fault = f"in {zone_id}, as {other.id} is: keep the larger one"
         if fault:
@@ -111,7 +111,7 @@ class Network(Component):
         self.vpc_id: pulumi.Input[str]
         self.own_zones: list[str] = []
         self.subnets: dict[str, pulumi.Input[str]] = {}
-        self._endpoint_subnets: dict[str, pulumi.Output[str]] = {}
+        self._endpoint_subnets: dict[str, pulumi.Input[str]] = {}
         if settings.vpc_id:
             self.vpc_id = settings.vpc_id
             known = existing_subnets(settings)
@@ -237,34 +237,29 @@ class Network(Component):
                 vpc_endpoint_type="Interface",
                 private_dns_enabled=True,
                 # A second subnet would double the hourly price.
-                subnet_ids=[self._endpoint_subnet(self._endpoint_zone(service), routes)],
+                subnet_ids=[self._endpoint_subnet(service, routes)],
                 security_group_ids=[group.id],
             )
 
-    def _endpoint_zone(self, service: str) -> str:
-        """Id of the first of the nodes' zones that has the service, else of the region's.
+    def _endpoint_subnet(self, service: str, routes: aws.ec2.RouteTable) -> pulumi.Input[str]:
+        """Subnet for an endpoint: the nodes' in their first zone that has the service, else a small one elsewhere.
 
-        Services lack zones, and AWS refuses an endpoint there:
+        Services lack zones, and AWS refuses an endpoint there; calls of other zones cross over:
         https://docs.aws.amazon.com/vpc/latest/privatelink/create-interface-endpoint.html
         https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeVpcEndpointServices.html
         """
         name = f"com.amazonaws.{self._names.region}.{service}"
         offered = aws.ec2.get_vpc_endpoint_service(service_name=name, service_type="Interface").availability_zones
-        for zone in (*self.own_zones, *self._account):
-            if self._account[zone] in offered:
-                return zone
-        raise ConfigError(
-            f"no zone of {self._names.region} in this account has {name} (it is in {', '.join(offered) or 'none'}), "
-            "and nodes without a way out need it: choose another region, or an existing VPC (gpufleet:vpcId)"
-        )
-
-    def _endpoint_subnet(self, zone: str, routes: aws.ec2.RouteTable) -> pulumi.Input[str]:
-        """The nodes' subnet in a zone, or a small one for endpoints alone; calls of other zones cross over."""
-        if zone in self.own_zones:
-            return self.subnets[zone]
-        if zone not in self._endpoint_subnets:
-            self._endpoint_subnets[zone] = self._subnet(f"endpoints-{zone}", zone, _ENDPOINT_RANGES, routes)
-        return self._endpoint_subnets[zone]
+        zone = next((zone for zone in (*self.own_zones, *self._account) if self._account[zone] in offered), None)
+        if zone is None:
+            raise ConfigError(
+                f"no zone of {self._names.region} in this account has {name} (it is in {', '.join(offered) or 'none'})"
+                ", and nodes without a way out need it: choose another region, or an existing VPC (gpufleet:vpcId)"
+            )
+        known = self.subnets if zone in self.own_zones else self._endpoint_subnets
+        if zone not in known:
+            known[zone] = self._subnet(f"endpoints-{zone}", zone, _ENDPOINT_RANGES, routes)
+        return known[zone]
 
     def _endpoint(self, service: str, policy: Policy, **arguments: Any) -> aws.ec2.VpcEndpoint:
         name = f"{self._prefix}-{service}"

@@ -26,14 +26,10 @@ def project_file(*, program: str = "", virtualenv: str = "") -> str:
     lines += ["runtime:", "  name: python"]
     if virtualenv:
         lines += ["  options:", f"    virtualenv: {virtualenv}"]
-    return f"{_NAME_AND_DESCRIPTION}{chr(10).join(lines)}\n{_ABOUT_KEYS}{_configuration()}"
-
-
-def _configuration() -> str:
-    lines = ["config:"]
+    about, lines = f"{_NAME_AND_DESCRIPTION}{chr(10).join(lines)}\n{_ABOUT_KEYS}", ["config:"]
     for key, entry in keys().items():
         lines.append(f"  gpufleet:{key}:")
         parts = (part for part in ("type", "items", "default", "description") if part in entry)
         # YAML reads JSON.
         lines += [f"    {part}: {json.dumps(entry[part], ensure_ascii=False)}" for part in parts]
-    return "\n".join(lines) + "\n"
+    return about + "\n".join(lines) + "\n"

@@ -7,9 +7,8 @@ identifiers) are made up.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,11 +122,15 @@ class Answers(mocks.Mocks):
 
 
 class Recorder(mocks.MockMonitor):
-    """Pulumi's stand-in engine; it also records parents and protection, and closes the event loops it opens."""
+    """Pulumi's stand-in engine; it also records parents and protection, and closes the event loops it opens.
+
+    Resources of a component within another (a place's of the fleet) count as the outer one's.
+    """
 
     def __init__(self, answers: mocks.Mocks) -> None:
         super().__init__(answers)
         self.seen: list[Resource] = []
+        self._outer: dict[str, str] = {}  # by the inner component
 
     def Invoke(self, request: Any) -> Any:  # noqa: N802 (gRPC's name)
         """Pass a look-up on."""
@@ -136,13 +139,16 @@ class Recorder(mocks.MockMonitor):
     def RegisterResource(self, request: Any) -> Any:  # noqa: N802 (gRPC's name)
         """Take a resource in and note it."""
         response = _in_own_loop(super().RegisterResource, request)
-        if request.type != _STACK:
-            parent_type, _, parent = request.parent.removeprefix("urn:pulumi:").rpartition("::")
+        parent_type, _, parent = request.parent.removeprefix("urn:pulumi:").rpartition("::")
+        parent = "" if parent_type.endswith(_STACK) else parent
+        if parent and request.type.startswith("gpufleet:"):
+            self._outer[request.name] = parent
+        elif request.type != _STACK:
             self.seen.append(
                 Resource(
                     type=request.type,
                     name=request.name,
-                    parent="" if parent_type.endswith(_STACK) else parent,
+                    parent=self._outer.get(parent, parent),
                     inputs=_in_own_loop(rpc.deserialize_properties, request.object),
                     protected=request.protect,
                     physical_id=response.id,
@@ -204,15 +210,4 @@ def resources(
     run: Callable[[], None] = mocks.test(functools.partial(main, starts_nodes=False))  # type: ignore[no-untyped-call]
     run()
     # Resources register in no fixed order.
-    found = _by_outer_component(recorder.seen)
-    return sorted(found, key=lambda item: (item.parent or item.name, bool(item.parent), item.type, item.name))
-
-
-def _by_outer_component(found: Sequence[Resource]) -> list[Resource]:
-    """Give resources of a component within another (a place's of the fleet) to the outer one; the inner goes."""
-    components = {resource.name: resource.parent for resource in found if resource.type.startswith("gpufleet:")}
-    return [
-        dataclasses.replace(resource, parent=components.get(resource.parent) or resource.parent)
-        for resource in found
-        if not (resource.parent and resource.type.startswith("gpufleet:"))
-    ]
+    return sorted(recorder.seen, key=lambda item: (item.parent or item.name, bool(item.parent), item.type, item.name))

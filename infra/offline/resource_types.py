@@ -53,11 +53,6 @@ def _group(given: Inputs) -> str:
     return "; ".join(words)
 
 
-def _policy(given: Inputs) -> str:
-    tracking = given["targetTrackingConfiguration"]
-    return f"keeps {tracking['customizedMetricSpecification']['metricName']} at {tracking['targetValue']:g}"
-
-
 def _budget(given: Inputs) -> str:
     levels = sorted({(note["notificationType"].lower(), note["threshold"]) for note in given.get("notifications", [])})
     alerts = ", ".join(f"{threshold:g}% {kind}" for kind, threshold in levels)
@@ -68,10 +63,6 @@ def _object(given: Inputs) -> str:
     key = str(given["key"])
     # A digest is cut short.
     return key if len(key) < 40 else f"{key[:24]}…{key[key.find('.') :]}"
-
-
-def _route(given: Inputs) -> str:
-    return f"{given['destinationCidrBlock']} through {given.get('natGatewayId', given.get('gatewayId', ''))}"
 
 
 # Types are named by the last part of the type token: "LaunchTemplate" of "aws:ec2/launchTemplate:LaunchTemplate".
@@ -111,7 +102,7 @@ BILLS: dict[str, tuple[Bill, ...]] = {
 _WORDS: dict[str, Callable[[Inputs], str]] = {
     "Vpc": _values("cidrBlock"),
     "Subnet": _values("availabilityZone", "cidrBlock"),
-    "Route": _route,
+    "Route": _values("destinationCidrBlock", "natGatewayId", "gatewayId"),
     "NatGateway": lambda given: "the nodes' way to the internet, billed by the hour and the GB",
     "VpcEndpoint": _values("vpcEndpointType", "serviceName"),
     "SecurityGroup": _values("description"),
@@ -129,7 +120,10 @@ _WORDS: dict[str, Callable[[Inputs], str]] = {
     "LaunchTemplate": _launch_template,
     "Group": _group,
     "LifecycleHook": "{lifecycleTransition}, {heartbeatTimeout:g} s, then {defaultResult}".format_map,
-    "Policy": _policy,
+    "Policy": (
+        "keeps {targetTrackingConfiguration[customizedMetricSpecification][metricName]} at "
+        "{targetTrackingConfiguration[targetValue]:g}"
+    ).format_map,
     "Schedule": "{desiredCapacity:g} nodes at {startTime}".format_map,
     "CapacityReservation": "{instanceCount:g} x {instanceType}, billed from creation to destroy".format_map,
     "Function": "{runtime} on {architectures[0]}, {memorySize:g} MiB, at most {timeout:g} s".format_map,

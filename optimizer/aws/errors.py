@@ -16,30 +16,6 @@ from botocore.parsers import ResponseParserError
 
 from optimizer.contract.errors import GpufleetError
 
-# AWS's codes by class, separated by spaces.
-CODES = {
-    # Too many calls, even after botocore's `standard` retries.
-    "throttled": "RequestLimitExceeded Throttling ThrottlingException ThrottledException TooManyRequestsException "
-    "RequestThrottled BandwidthLimitExceeded",
-    "bad credentials": "AuthFailure ExpiredToken ExpiredTokenException InvalidClientTokenId RequestExpired "
-    "SignatureDoesNotMatch UnrecognizedClientException",
-    # The policy lacks the action. "403" and "404" are S3's answers without a body (HeadBucket).
-    "not permitted": "403 AccessDenied AccessDeniedException UnauthorizedOperation NotAuthorized",
-    "region disabled": "OptInRequired",
-    # NoSuchResourceException is Service Quotas' answer for a quota at its default value.
-    "not found": "404 InvalidAMIID.Malformed InvalidAMIID.NotFound InvalidAMIID.Unavailable "
-    "InvalidCapacityReservationId.Malformed InvalidCapacityReservationId.NotFound "
-    "ParameterNotFound NoSuchBucket NoSuchResourceException NotFoundException RepositoryNotFoundException "
-    "ResourceNotFoundException",
-    "server fault": "InternalError InternalFailure InternalErrorException ServiceUnavailable Unavailable",
-    # S3's answers for objects under a KMS key that is disabled, about to be deleted, or gone:
-    # https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/USER_ExportSnapshot.FailureMsg.html
-    "key unusable": "KMS.DisabledException KMS.KMSInvalidStateException KMS.NotFoundException",
-    # The bucket exists, the object does not.
-    "no object": "NoSuchKey",
-    # A conditional write lost: https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
-    "written by another": "PreconditionFailed ConditionalRequestConflict",
-}
 # Next step where AWS does not say who asks.
 CHECK_CREDENTIALS = "aws sts get-caller-identity shows whether credentials work"
 MESSAGE_LENGTH = 200  # printed characters of AWS's message
@@ -56,9 +32,9 @@ def code(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _has_code(group: str) -> Callable[[BaseException], bool]:
-    codes = frozenset(CODES[group].split())
-    return lambda error: code(error) in codes
+def _has_code(codes: str) -> Callable[[BaseException], bool]:
+    """Predicate of the errors whose code is among ``codes``, separated by spaces."""
+    return lambda error: code(error) in codes.split()
 
 
 def _is_a(*types: type[BaseException]) -> Callable[[BaseException], bool]:
@@ -69,15 +45,32 @@ def _any_of(*predicates: Callable[[BaseException], bool]) -> Callable[[BaseExcep
     return lambda error: any(applies(error) for applies in predicates)
 
 
-is_throttled = _has_code("throttled")
-has_bad_credentials = _has_code("bad credentials")
-is_not_permitted = _has_code("not permitted")
-is_region_disabled = _has_code("region disabled")
-is_not_found = _has_code("not found")
-is_key_unusable = _has_code("key unusable")
-is_no_object = _has_code("no object")
-is_written_by_another = _has_code("written by another")
-_has_fault_code = _has_code("server fault")
+# Too many calls, even after botocore's `standard` retries.
+is_throttled = _has_code(
+    "RequestLimitExceeded Throttling ThrottlingException ThrottledException TooManyRequestsException "
+    "RequestThrottled BandwidthLimitExceeded"
+)
+has_bad_credentials = _has_code(
+    "AuthFailure ExpiredToken ExpiredTokenException InvalidClientTokenId RequestExpired SignatureDoesNotMatch "
+    "UnrecognizedClientException"
+)
+# The policy lacks the action. "403" and "404" are S3's answers without a body (HeadBucket).
+is_not_permitted = _has_code("403 AccessDenied AccessDeniedException UnauthorizedOperation NotAuthorized")
+is_region_disabled = _has_code("OptInRequired")
+# NoSuchResourceException is Service Quotas' answer for a quota at its default value.
+is_not_found = _has_code(
+    "404 InvalidAMIID.Malformed InvalidAMIID.NotFound InvalidAMIID.Unavailable InvalidCapacityReservationId.Malformed "
+    "InvalidCapacityReservationId.NotFound ParameterNotFound NoSuchBucket NoSuchResourceException NotFoundException "
+    "RepositoryNotFoundException ResourceNotFoundException"
+)
+# S3's answers for objects under a KMS key that is disabled, about to be deleted, or gone:
+# https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/USER_ExportSnapshot.FailureMsg.html
+is_key_unusable = _has_code("KMS.DisabledException KMS.KMSInvalidStateException KMS.NotFoundException")
+# The bucket exists, the object does not.
+is_no_object = _has_code("NoSuchKey")
+# A conditional write lost: https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
+is_written_by_another = _has_code("PreconditionFailed ConditionalRequestConflict")
+_has_fault_code = _has_code("InternalError InternalFailure InternalErrorException ServiceUnavailable Unavailable")
 # No request was sent: this machine has no credentials, or its AWS configuration cannot be used.
 has_no_credentials = _is_a(
     *(exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.ProfileNotFound),

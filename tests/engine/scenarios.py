@@ -251,7 +251,7 @@ def topped_up_elsewhere(tools: Tools, scratch: Path) -> None:
     with deployment(tools, scratch, "existing") as deployed:
         ec2 = deployed.aws("ec2")
         vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
-        subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24")["Subnet"]
+        subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24", AvailabilityZoneId="use1-az6")["Subnet"]
         owned = ec2.create_capacity_reservation(
             InstanceType="p4d.24xlarge",
             InstancePlatform="Linux/UNIX",

@@ -75,8 +75,3 @@ def test_a_bare_http_error_of_the_server_is_one_line() -> None:
     assert errors.reason(error) == "AWS failed (500); try again later"
     odd = ClientError({"Error": {"Code": "Teapot", "Message": page}}, "GetProducts")
     assert "\n" not in errors.reason(odd) and len(errors.reason(odd)) < 250
-
-
-def test_no_code_is_classified_twice() -> None:
-    codes = " ".join(errors.CODES.values()).split()
-    assert len(codes) == len(set(codes))
