@@ -128,7 +128,7 @@ def declare_places(settings: StackSettings, *, own_zones: list[str], zones: set[
     ) -> None:
         """Add the plan's own place, a later block, or the fallback: their hours and dollars are the plan's."""
         lifecycle, number = "on-demand" if option == "reserved" else option, next_number()
-        name = f"{option} {plan.instance_type} {','.join(dict.fromkeys(zone_ids))}"
+        name = f"{option} {plan.instance_type} {','.join(zone_ids)}"
         own = DeclaredPlace(
             number=number,
             zone_ids=tuple(zone_ids),

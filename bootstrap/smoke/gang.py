@@ -63,11 +63,11 @@ class _Gang:
         """Name of a rank's host, where it has told."""
         return self.hosts[rank] if self.hosts else f"the host of rank {rank}"
 
-    def finish(self, error: str | None, bad: Sequence[str] = (), hung: str = "") -> bool:
+    def finish(self, error: str | None, lost: Sequence[str] = (), hung: str = "") -> bool:
         """Report the verdict; True where the gang may train. ``hung``: the step that hangs though all ranks live."""
         verdicts = [result.verdict for result in self.results]
         passed = error is None and bool(verdicts) and "fail" not in verdicts
-        bad = fewer_than_others(bad, self.names) or bad_hosts(self.results, self.names)
+        bad = bad_hosts(lost, self.results, self.names)
         text = {
             "schema_version": report.SCHEMA_VERSION,
             "passed": passed,
@@ -96,8 +96,7 @@ class _Gang:
         hung = loss.hung if not told else ""
         if hung:
             reason = f"{hung} hangs, though every rank answers"
-        bad = dict.fromkeys(map(self.host, (*loss.faults, *loss.silent)))
-        self.finish("; ".join([*told, reason]), tuple(bad), hung)
+        self.finish("; ".join([*told, reason]), [self.host(rank) for rank in (*loss.faults, *loss.silent)], hung)
 
 
 def run(options: SmokeOptions) -> int:
@@ -156,16 +155,11 @@ def measurements(gang: _Gang) -> list[Measurement]:
     return [*first, *map(collective, names)]
 
 
-def bad_hosts(results: Sequence[report.CheckResult], names: Sequence[str]) -> list[str]:
-    """Hosts that failed tests blame, or of none those that warnings blame; none where they are more than half."""
+def bad_hosts(lost: Sequence[str], results: Sequence[report.CheckResult], names: Sequence[str]) -> list[str]:
+    """Lost hosts, else those that failed tests blame, else warnings; none where they are more than half of all."""
     failed = [result for result in results if result.verdict == "fail"]
-    if not failed:
-        return []
-    blamed = {name for result in failed for name in result.hosts}
-    blamed = blamed or {name for result in results if result.verdict == "warn" for name in result.hosts}
-    return fewer_than_others(sorted(blamed), names)
-
-
-def fewer_than_others(blamed: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Blamed hosts; none where they are more than half of all: the fault is not theirs."""
-    return list(blamed) if 2 * len(blamed) <= len(names) or not names else []
+    warned = [result for result in results if result.verdict == "warn" and failed]
+    blamed = [{name for result in missed for name in result.hosts} for missed in (failed, warned)]
+    bad = sorted(next(filter(None, (set(lost), *blamed)), ()))
+    # The fault of most hosts is not theirs.
+    return bad if 2 * len(bad) <= len(names) or not names else []

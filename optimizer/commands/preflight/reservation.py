@@ -66,6 +66,8 @@ def _kind(context: Context, reservation: Any, block: CapacityBlock | None) -> It
         ("type", reservation["InstanceType"], plan.instance_type, "gpufleet recommend with the reservation's own type"),
         ("platform", reservation["InstancePlatform"], blocks.PLATFORM, "make one for Linux/UNIX"),
         ("tenancy", reservation.get("Tenancy", "default"), "default", "make one of default tenancy"),
+        # The stack's nodes in it have no placement group: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-groups.html
+        ("placement group", reservation.get("PlacementGroupArn", "none"), "none", "make one outside of any"),
         ("zone", zone, zones[0] if zones and zone not in zones else zone, f"pulumi config set gpufleet:zoneId {zone}"),
     )
     for field, value, limit, next_step in differences:

@@ -176,6 +176,7 @@ def reserved(aws: FakeAws, **changes: Any) -> list[Finding]:
         ({"InstanceType": "p5.48xlarge"}, "error", "its type is p5.48xlarge, and the plan's p4d.24xlarge"),
         ({"InstancePlatform": "Windows"}, "error", "its platform is Windows"),
         ({"Tenancy": "dedicated"}, "error", "its tenancy is dedicated"),
+        ({"PlacementGroupArn": "arn:aws:ec2:::x"}, "error", "its placement group is arn:aws:ec2:::x"),
         ({"State": "expired", "AvailableInstanceCount": 2}, "error", "its state is expired"),
         ({"State": "scheduled"}, "error", "its state is scheduled"),
         ({"AvailabilityZoneId": "use1-az6"}, "error", "its zone is use1-az6, and the plan's use1-az2"),
