@@ -66,15 +66,14 @@ def existing_subnets(settings: StackSettings) -> dict[str, aws.ec2.GetSubnetResu
 
     A security group serves its own VPC alone: https://docs.aws.amazon.com/vpc/latest/userguide/security-group-rules.html
     """
-    found = dict[str, aws.ec2.GetSubnetResult]()
-    zones = (settings.zone_id,) if settings.zone_id else settings.plan.zone_ids
+    found, zones = dict[str, aws.ec2.GetSubnetResult](), settings.plan.zone_ids
     for subnet_id in settings.subnet_ids:
         subnet = aws.ec2.get_subnet(id=subnet_id)
         zone_id, fault = subnet.availability_zone_id, ""
         if subnet.vpc_id != settings.vpc_id:
             fault = f"in {subnet.vpc_id}, and gpufleet:vpcId is {settings.vpc_id}: give subnets of that VPC"
         elif zones and zone_id not in zones:
-            fault = f"in {zone_id}, and nodes start in {', '.join(zones)} alone: give a subnet there"
+            fault = f"in {zone_id}, and the plan's nodes start in {', '.join(zones)}: give a subnet there"
         elif other := found.get(zone_id):
             fault = f"in {zone_id}, as {other.id} is: keep the larger one"
         if fault:

@@ -98,10 +98,9 @@ class Answers(mocks.Mocks):
             case "getSubnet":
                 # The configured subnets are taken for right ones: of the VPC, in zones of the plan.
                 config = pulumi.Config("gpufleet")
-                number = config.require_object("subnetIds").index(given["id"])
-                zone_id = config.get("zoneId") or zone_ids[number % len(zone_ids)]
-                name = f"{plan.region}{chr(97 + number)}"
-                return {**given, "vpcId": config.get("vpcId"), "availabilityZone": name, "availabilityZoneId": zone_id}
+                number = config.require_object("subnetIds").index(given["id"]) % len(zone_ids)
+                zone = {"availabilityZone": f"{plan.region}{chr(97 + number)}", "availabilityZoneId": zone_ids[number]}
+                return {**given, "vpcId": config.get("vpcId"), **zone}
             case "getParameter":
                 return {"value": PLACEHOLDER_IMAGE}
             case "getAmi":

@@ -300,8 +300,6 @@ def test_the_image_has_torch_where_aws_supports_the_type_on_it(
     assert image.torch is torch
     assert image.parameter.startswith(f"/aws/service/deeplearning/ami/{architecture}/")
     assert ("-pytorch-2.11-" in image.parameter) is torch
-    # A gang over EFA needs a plugin that does not hang (bootstrap/known-bad.csv).
-    assert (image.torch, image.ofi_nccl) != (True, "1.18.0") or not (plan.node_count > 1 and plan.node.efa_cards)
 
 
 def test_a_gang_over_efa_boots_no_image_with_a_plugin_that_hangs() -> None:

@@ -141,25 +141,20 @@ def test_no_form_of_a_look_up_is_overlooked(text: str) -> None:
     assert look_ups(text) - LOOK_UPS.keys()
 
 
-def test_a_move_may_carry_the_run_s_own_objects() -> None:
-    """The engine stories move nothing, so no recorded call shows it."""
-    policy, resource = deployer_policy(NAMES), f"{NAMES.bucket_arn}/checkpoints/step-1"
-    action = "s3:AbortMultipartUpload"
+@pytest.mark.parametrize(
+    ("action", "resource"),
+    [
+        # The engine stories move nothing, and the emulator ends each refresh at once.
+        ("s3:AbortMultipartUpload", f"{NAMES.bucket_arn}/checkpoints/step-1"),
+        ("autoscaling:CancelInstanceRefresh", NAMES.group_arns[0]),
+        # As the newer provider asks.
+        *((f"s3:{verb}", NAMES.bucket_arn) for verb in ("ListTagsForResource", "TagResource", "UntagResource")),
+    ],
+)
+def test_calls_that_no_recording_has_are_allowed_for_the_stack_alone(action: str, resource: str) -> None:
+    policy = deployer_policy(NAMES)
     assert allows(policy, Question(action, resource))
     assert not allows(policy, Question(action, resource.replace("dev", "prod")))
-
-
-def test_a_second_change_may_replace_a_refresh_that_is_under_way() -> None:
-    """The emulator ends each refresh at once; on AWS one waits for its nodes, and a next `up` was denied."""
-    assert allows(deployer_policy(NAMES), Question("autoscaling:CancelInstanceRefresh", NAMES.group_arns[0]))
-    assert allows(deployer_policy(NAMES), Question("autoscaling:DescribeInstanceRefreshes", "*"))
-
-
-@pytest.mark.parametrize("action", ["ListTagsForResource", "TagResource", "UntagResource"])
-def test_a_bucket_s_tags_are_reached_as_the_newer_provider_asks(action: str) -> None:
-    policy, question = deployer_policy(NAMES), Question(f"s3:{action}", NAMES.bucket_arn)
-    assert allows(policy, question)
-    assert not allows(policy, Question(question.action, question.resource.replace("dev", "prod")))
 
 
 def test_a_tag_can_go_from_everything_that_got_it() -> None:
@@ -187,15 +182,10 @@ def test_a_boundary_is_demanded_of_each_role() -> None:
     assert not any("DeleteRolePermissionsBoundary" in str(one) for one in statements.values())
 
 
-def test_a_stack_asks_for_nothing_of_what_it_does_not_have() -> None:
-    policy = json.dumps(deployer_policy(NAMES))
-    assert "fsx" not in policy
-
-
-def test_an_existing_vpc_is_named() -> None:
+def test_an_existing_vpc_is_named_and_nothing_asked_of_what_a_stack_does_not_have() -> None:
     statements = {one["Sid"]: one for one in deployer_policy(NAMES, vpc_id="vpc-1")["Statement"]}
     assert statements["InVpc"]["Resource"].endswith("vpc/vpc-1")
-    assert "AdoptDefaultGroup" not in statements
+    assert "AdoptDefaultGroup" not in statements and "fsx" not in str(statements)
 
 
 @pytest.mark.parametrize("boundary", ["", "arn:aws:iam::123456789012:policy/" + "b" * 100])

@@ -11,7 +11,7 @@ from infra.network import zone_slot
 from infra.offline.preview import Answers, resources
 from infra.settings import ConfigError
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
-from tests.infra.deployed import EXISTING_VPC, LONE_NODE, Deployed, as_list, capacity_block, deploy, on_demand
+from tests.infra.deployed import EXISTING_VPC, LONE_NODE, Deployed, as_list, deploy, on_demand
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
 
 
@@ -100,29 +100,26 @@ def test_a_service_is_sought_in_each_zone_and_refused_where_none_has_it() -> Non
 
 
 @pytest.mark.parametrize(
-    ("subnets", "keys", "told"),
+    ("subnets", "told"),
     [
-        ([("use1-az6", "vpc-0f")], {}, "in vpc-0f, and gpufleet:vpcId is vpc-0123456789abcdef0"),
-        ([("use1-az3", "")], {}, "in use1-az3, and nodes start in use1-az2, use1-az6 alone"),
-        ([("use1-az2", "")], {"gpufleet:zoneId": "use1-az6"}, "in use1-az2, and nodes start in use1-az6 alone"),
-        ([("use1-az2", ""), ("use1-az6", ""), ("use1-az2", "")], {}, "s2 of .* in use1-az2, as s0 is"),
+        ([("use1-az6", "vpc-0f")], "in vpc-0f, and gpufleet:vpcId is vpc-0123456789abcdef0"),
+        ([("use1-az3", "")], "in use1-az3, and the plan's nodes start in use1-az2, use1-az6"),
+        ([("use1-az2", ""), ("use1-az6", ""), ("use1-az2", "")], "s2 of .* in use1-az2, as s0 is"),
     ],
-    ids=["of another VPC", "without the type", "in another zone", "two of a zone"],
+    ids=["of another VPC", "without the type", "two of a zone"],
 )
-def test_a_given_subnet_where_no_node_starts_is_refused(
-    subnets: list[tuple[str, str]], keys: dict[str, str], told: str
-) -> None:
+def test_a_given_subnet_where_no_node_starts_is_refused(subnets: list[tuple[str, str]], told: str) -> None:
     class Given(Answers):
         def _answer(self, token: str, asked: dict[str, Any]) -> dict[str, Any]:
             answer = super()._answer(token, asked)
-            if not token.endswith("getSubnet"):
-                return answer
-            zone_id, vpc_id = subnets[int(asked["id"][1:])]
-            return answer | {"availabilityZoneId": zone_id, "vpcId": vpc_id or answer["vpcId"]}
+            if token.endswith("getSubnet"):
+                zone_id, vpc_id = subnets[int(asked["id"][1:])]
+                answer |= {"availabilityZoneId": zone_id, "vpcId": vpc_id or answer["vpcId"]}
+            return answer
 
     plan, ids = sample_plan(**LONE_NODE, **on_demand()), [f"s{number}" for number in range(len(subnets))]
+    config = EXISTING_VPC | {"gpufleet:subnetIds": json.dumps(ids)}
     with pytest.raises(ConfigError, match=told):
-        config = EXISTING_VPC | {"gpufleet:subnetIds": json.dumps(ids)} | keys
         resources(plan, stack="dev", config=config, answers=Given(plan))
 
 
@@ -195,10 +192,6 @@ def test_every_service_of_the_nodes_role_has_an_endpoint() -> None:
     actions = [action for statement in allowed for action in as_list(statement["Action"])]
     # S3 and Parameter Store call KMS, and not the node (kms:ViaService).
     assert {action.split(":")[0] for action in actions} - {"kms"} == services
-
-
-def test_a_capacity_block_is_in_one_zone() -> None:
-    assert len(deploy({**LONE_NODE, **capacity_block()}).all("Subnet")) == 1
 
 
 def test_a_zone_has_its_own_range_whatever_other_zones_there_are() -> None:

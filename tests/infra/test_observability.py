@@ -52,8 +52,7 @@ def test_only_this_stacks_rules_send_to_the_encrypted_queue(stack: Deployed) -> 
 
 
 def test_logs_are_encrypted_and_end(stack: Deployed) -> None:
-    ending, name = "-nodes", "/gpufleet/dev"
-    group = stack.one("LogGroup", ending)
+    group, name = stack.one("LogGroup", "-nodes"), "/gpufleet/dev"
     assert group["kmsKeyId"] == "arn:aws:kms:::gpufleet-dev-key"
     assert group["name"] == name
     assert group["retentionInDays"] == 30
