@@ -27,18 +27,11 @@ class Storage(Component):
 
     def __init__(self, stack: Stack, security: Security, archive: Bundle) -> None:
         super().__init__(stack)
-        self._key_arn = security.key_arn
-        self._guarded = pulumi.ResourceOptions(parent=self, protect=not self._settings.force_destroy)
-        logical = f"{self._prefix}-checkpoints"
+        self._key_arn, self.bucket = security.key_arn, pulumi.Output.from_input(self._names.bucket)
         bucket = aws.s3.Bucket(
-            logical,
-            bucket=self._names.bucket,
-            force_destroy=self._settings.force_destroy,
-            tags=self._tags,
-            opts=pulumi.ResourceOptions.merge(self._guarded, pulumi.ResourceOptions(depends_on=[security.claim])),
+            **self._of_bucket(security.claim), force_destroy=self._settings.force_destroy, tags=self._tags
         )
         self.bucket = bucket.id
-        self._of_bucket: dict[str, Any] = {"resource_name": logical, "bucket": self.bucket, "opts": self._guarded}
         ready = self._after(self._encryption(), self._access(), self._versions())
         put = partial(self._object, bucket=self.bucket, key_arn=self._key_arn, opts=ready)
         pack_type, prefix = "application/gzip", self._names.bootstrap_prefix
@@ -61,7 +54,7 @@ class Storage(Component):
     def _encryption(self) -> pulumi.Resource:
         by_default: Any = {"sse_algorithm": "aws:kms", "kms_master_key_id": self._key_arn}
         return aws.s3.BucketServerSideEncryptionConfiguration(
-            **self._of_bucket,
+            **self._of_bucket(),
             # A bucket key makes fewer calls of KMS than one a shard:
             # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-key.html
             rules=[{"apply_server_side_encryption_by_default": by_default, "bucket_key_enabled": True}],
@@ -69,9 +62,9 @@ class Storage(Component):
 
     def _access(self) -> pulumi.Resource:
         owner: Any = {"object_ownership": "BucketOwnerEnforced"}
-        ownership = aws.s3.BucketOwnershipControls(**self._of_bucket, rule=owner)
+        ownership = aws.s3.BucketOwnershipControls(**self._of_bucket(), rule=owner)
         block = aws.s3.BucketPublicAccessBlock(
-            **self._of_bucket,
+            **self._of_bucket(),
             block_public_acls=True,
             block_public_policy=True,
             ignore_public_acls=True,
@@ -79,10 +72,10 @@ class Storage(Component):
         )
         # S3 refuses two changes of a bucket's access at once with OperationAborted.
         policy = self._policy(bucket_policy, key_arn=self._key_arn)
-        return aws.s3.BucketPolicy(**self._of_bucket_after(block, ownership), policy=policy)
+        return aws.s3.BucketPolicy(**self._of_bucket(block, ownership), policy=policy)
 
     def _versions(self) -> pulumi.Resource:
-        versioning = aws.s3.BucketVersioning(**self._of_bucket, versioning_configuration={"status": "Enabled"})
+        versioning = aws.s3.BucketVersioning(**self._of_bucket(), versioning_configuration={"status": "Enabled"})
         names = self._names
         days_by_prefix = {
             names.bootstrap_prefix: NONCURRENT_DAYS,
@@ -99,7 +92,7 @@ class Storage(Component):
         }
         aws.s3.BucketLifecycleConfiguration(
             # Rules on noncurrent versions need versioning.
-            **self._of_bucket_after(versioning),
+            **self._of_bucket(versioning),
             rules=[
                 *(_old_versions(name, {"prefix": f"{name}/"}, days) for name, days in days_by_prefix.items()),
                 # Only objects below checkpoints/ may get the tag (roles.py).
@@ -109,9 +102,10 @@ class Storage(Component):
         )
         return versioning
 
-    def _of_bucket_after(self, *resources: pulumi.Resource) -> dict[str, Any]:
-        after = pulumi.ResourceOptions(depends_on=list(resources))
-        return {**self._of_bucket, "opts": pulumi.ResourceOptions.merge(self._guarded, after)}
+    def _of_bucket(self, *before: pulumi.Resource) -> dict[str, Any]:
+        """Arguments of the bucket and of what belongs to it, which is protected alike and comes after others."""
+        opts = self._after(*before, protect=not self._settings.force_destroy)
+        return {"resource_name": f"{self._prefix}-checkpoints", "bucket": self.bucket, "opts": opts}
 
 
 def _old_versions(name: str, objects: dict[str, Any], days: int) -> Any:
