@@ -66,7 +66,9 @@ def existing_subnets(settings: StackSettings) -> dict[str, aws.ec2.GetSubnetResu
 
     A security group serves its own VPC alone: https://docs.aws.amazon.com/vpc/latest/userguide/security-group-rules.html
     """
-    found, zones = dict[str, aws.ec2.GetSubnetResult](), settings.plan.zone_ids
+    # The owner of a reservation knows its zone, which the catalog may not.
+    plan, found = settings.plan, dict[str, aws.ec2.GetSubnetResult]()
+    zones = () if plan.purchase.capacity_reservation_id else plan.zone_ids
     for subnet_id in settings.subnet_ids:
         subnet = aws.ec2.get_subnet(id=subnet_id)
         zone_id, fault = subnet.availability_zone_id, ""

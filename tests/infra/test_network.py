@@ -11,7 +11,7 @@ from infra.network import zone_slot
 from infra.offline.preview import Answers, resources
 from infra.settings import ConfigError
 from optimizer.contract.plan import INTERFACE_ENDPOINTS
-from tests.infra.deployed import EXISTING_VPC, LONE_NODE, Deployed, as_list, deploy, on_demand
+from tests.infra.deployed import EXISTING_VPC, LONE_NODE, Deployed, as_list, deploy, on_demand, reserved
 from tests.plans import ON_DEMAND_P4D, SPOT_P4DE, sample_plan
 
 
@@ -99,6 +99,22 @@ def test_a_service_is_sought_in_each_zone_and_refused_where_none_has_it() -> Non
         with_ssm_in()
 
 
+def in_subnets(*subnets: tuple[str, str], **changes: Any) -> Deployed:
+    """Declare a stack in subnets s0, s1 and so on of these zones and VPCs, by default gpufleet:vpcId."""
+
+    class Given(Answers):
+        def _answer(self, token: str, given: dict[str, Any]) -> dict[str, Any]:
+            answer = super()._answer(token, given)
+            if token.endswith("getSubnet"):
+                zone_id, vpc_id = subnets[int(given["id"][1:])]
+                answer |= {"availabilityZoneId": zone_id, "vpcId": vpc_id or answer["vpcId"]}
+            return answer
+
+    plan, ids = sample_plan(**changes), [f"s{number}" for number in range(len(subnets))]
+    config = EXISTING_VPC | {"gpufleet:subnetIds": json.dumps(ids)}
+    return Deployed(resources(plan, stack="dev", config=config, answers=Given(plan)))
+
+
 @pytest.mark.parametrize(
     ("subnets", "told"),
     [
@@ -109,18 +125,9 @@ def test_a_service_is_sought_in_each_zone_and_refused_where_none_has_it() -> Non
     ids=["of another VPC", "without the type", "two of a zone"],
 )
 def test_a_given_subnet_where_no_node_starts_is_refused(subnets: list[tuple[str, str]], told: str) -> None:
-    class Given(Answers):
-        def _answer(self, token: str, asked: dict[str, Any]) -> dict[str, Any]:
-            answer = super()._answer(token, asked)
-            if token.endswith("getSubnet"):
-                zone_id, vpc_id = subnets[int(asked["id"][1:])]
-                answer |= {"availabilityZoneId": zone_id, "vpcId": vpc_id or answer["vpcId"]}
-            return answer
-
-    plan, ids = sample_plan(**LONE_NODE, **on_demand()), [f"s{number}" for number in range(len(subnets))]
-    config = EXISTING_VPC | {"gpufleet:subnetIds": json.dumps(ids)}
     with pytest.raises(ConfigError, match=told):
-        resources(plan, stack="dev", config=config, answers=Given(plan))
+        in_subnets(*subnets, **LONE_NODE, **on_demand())
+    assert in_subnets(("use1-az3", ""), **reserved("cr-0123456789abcdef0")).all("Group"), "its owner knows the zone"
 
 
 NAT = {"gpufleet:nat": "true"}
