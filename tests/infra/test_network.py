@@ -3,6 +3,7 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -61,16 +62,21 @@ def test_the_endpoints_are_those_the_plan_pays_for() -> None:
         assert given["securityGroupIds"] == ["gpufleet-dev-endpoints-id"]
 
 
-def with_ssm_in(*zones: str, **changes: Any) -> Deployed:
-    """Declare a stack where Systems Manager has endpoints in these zones alone."""
+def answered(told: Callable[[str, Any], Mapping[str, Any]], config: Mapping[str, str] = {}, **changes: Any) -> Deployed:
+    """Declare a stack where AWS answers some look-ups otherwise, as ``told`` of a look-up and its arguments."""
 
-    class SomeZones(Answers):
+    class Told(Answers):
         def _answer(self, token: str, given: dict[str, Any]) -> dict[str, Any]:
-            some = {"availabilityZones": list(zones)} if given.get("serviceName", "").endswith(".ssm") else {}
-            return super()._answer(token, given) | some
+            return super()._answer(token, given) | told(token, given)
 
     plan = sample_plan(**changes)
-    return Deployed(resources(plan, stack="dev", answers=SomeZones(plan)))
+    return Deployed(resources(plan, stack="dev", config=config, answers=Told(plan)))
+
+
+def with_ssm_in(*zones: str, **changes: Any) -> Deployed:
+    """Declare a stack where Systems Manager has endpoints in these zones alone."""
+    some = {"availabilityZones": list(zones)}
+    return answered(lambda _, given: some if given.get("serviceName", "").endswith(".ssm") else {}, **changes)
 
 
 @pytest.mark.parametrize("changes", [{}, LONE_NODE], ids=["gang", "lone"])
@@ -99,35 +105,28 @@ def test_a_service_is_sought_in_each_zone_and_refused_where_none_has_it() -> Non
         with_ssm_in()
 
 
-def in_subnets(*subnets: tuple[str, str], **changes: Any) -> Deployed:
-    """Declare a stack in subnets s0, s1 and so on of these zones and VPCs, by default gpufleet:vpcId."""
+def in_subnets(*subnets: dict[str, str], **changes: Any) -> Deployed:
+    """Declare a stack in given subnets, s0, s1 and so on."""
+    config = EXISTING_VPC | {"gpufleet:subnetIds": json.dumps([f"s{number}" for number in range(len(subnets))])}
+    return answered(lambda token, given: subnets[int(given["id"][1:])] if "Subnet" in token else {}, config, **changes)
 
-    class Given(Answers):
-        def _answer(self, token: str, given: dict[str, Any]) -> dict[str, Any]:
-            answer = super()._answer(token, given)
-            if token.endswith("getSubnet"):
-                zone_id, vpc_id = subnets[int(given["id"][1:])]
-                answer |= {"availabilityZoneId": zone_id, "vpcId": vpc_id or answer["vpcId"]}
-            return answer
 
-    plan, ids = sample_plan(**changes), [f"s{number}" for number in range(len(subnets))]
-    config = EXISTING_VPC | {"gpufleet:subnetIds": json.dumps(ids)}
-    return Deployed(resources(plan, stack="dev", config=config, answers=Given(plan)))
+FIRST, SECOND, THIRD = ({"availabilityZoneId": f"use1-az{number}"} for number in (2, 6, 3))
 
 
 @pytest.mark.parametrize(
     ("subnets", "told"),
     [
-        ([("use1-az6", "vpc-0f")], "in vpc-0f, and gpufleet:vpcId is vpc-0123456789abcdef0"),
-        ([("use1-az3", "")], "in use1-az3, and the plan's nodes start in use1-az2, use1-az6"),
-        ([("use1-az2", ""), ("use1-az6", ""), ("use1-az2", "")], "s2 of .* in use1-az2, as s0 is"),
+        ([FIRST | {"vpcId": "vpc-0f"}], "in vpc-0f, and gpufleet:vpcId is vpc-0123456789abcdef0"),
+        ([THIRD], "in use1-az3, and the plan's nodes start in use1-az2, use1-az6"),
+        ([FIRST, SECOND, FIRST], "s2 of .* in use1-az2, as s0 is"),
     ],
     ids=["of another VPC", "without the type", "two of a zone"],
 )
-def test_a_given_subnet_where_no_node_starts_is_refused(subnets: list[tuple[str, str]], told: str) -> None:
+def test_a_given_subnet_where_no_node_starts_is_refused(subnets: list[dict[str, str]], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         in_subnets(*subnets, **LONE_NODE, **on_demand())
-    assert in_subnets(("use1-az3", ""), **reserved("cr-0123456789abcdef0")).all("Group"), "its owner knows the zone"
+    assert in_subnets(THIRD, **reserved("cr-0123456789abcdef0")).all("Group"), "its owner knows the zone"
 
 
 NAT = {"gpufleet:nat": "true"}
