@@ -67,7 +67,7 @@ def answered(told: Callable[[str, Any], Mapping[str, Any]], config: Mapping[str,
 
     class Told(Answers):
         def _answer(self, token: str, given: dict[str, Any]) -> dict[str, Any]:
-            return super()._answer(token, given) | told(token, given)
+            return {**super()._answer(token, given), **told(token, given)}
 
     plan = sample_plan(**changes)
     return Deployed(resources(plan, stack="dev", config=config, answers=Told(plan)))
