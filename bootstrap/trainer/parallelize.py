@@ -115,16 +115,17 @@ def _checkpointed(layer: nn.Module, config: TrainerConfig, settings: Any) -> nn.
     if config.activation_checkpointing == "selective":
         # The layer's last product is not kept: recomputation stops at the last tensor that is needed.
         last = settings.hidden_size, getattr(settings, "intermediate_size", 0) // config.tensor_parallel
-        keep["context_fn"] = partial(_compiled_contexts if config.compiled else keeping, last)
+        rank = config.tuning.lora_rank if config.tuning.adapts else 0
+        keep["context_fn"] = partial(_compiled_contexts if config.compiled else keeping, last, rank)
     return checkpoint_wrapper(layer, preserve_rng_state=_drops(layer), **keep)
 
 
-def _compiled_contexts(last: tuple[int, int]) -> Any:
+def _compiled_contexts(last: tuple[int, int], rank: int) -> Any:
     """Return torch's own contexts: the compiler takes no others, and asks for them once."""
 
     def policy(_: Any, operation: Any, *arguments: Any, **__: Any) -> CheckpointPolicy:
-        is_last = operation == _aten.mm.default and arguments[1].shape == last[::-1]
-        return CheckpointPolicy.MUST_SAVE if operation in KEPT and not is_last else CheckpointPolicy.PREFER_RECOMPUTE
+        again = operation == _aten.mm.default and (arguments[1].shape == last[::-1] or arguments[1].shape[0] == rank)
+        return CheckpointPolicy.MUST_SAVE if operation in KEPT and not again else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 

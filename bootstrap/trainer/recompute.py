@@ -21,13 +21,14 @@ addmm = torch.addmm
 Output = tuple[torch.Tensor, bool, int]
 
 
-def keeping(last: tuple[int, int]) -> tuple[LayerPass, LayerPass]:
+def keeping(last: tuple[int, int], rank: int = 0) -> tuple[LayerPass, LayerPass]:
     """Return the contexts of one layer's forward pass and of its recomputation.
 
-    ``last``: shape (outputs, inputs) of the layer's last product, which is not kept: recomputation ends before it.
+    Two products are not kept: the layer's last, of shape ``last`` (outputs, inputs), as recomputation ends before it,
+    and an adapter's second, over ``rank``: its output is as large as its projection's, and cheap to compute again.
     """
     outputs: deque[Output] = deque()
-    return LayerPass(outputs, last, is_again=False), LayerPass(outputs, last, is_again=True)
+    return LayerPass(outputs, last, rank, is_again=False), LayerPass(outputs, last, rank, is_again=True)
 
 
 def kept(change: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -41,8 +42,8 @@ class LayerPass:
 
     running: ClassVar[LayerPass | None] = None
 
-    def __init__(self, outputs: deque[Output], last: tuple[int, int], *, is_again: bool) -> None:
-        self._outputs, self._last, self._is_again = outputs, last, is_again
+    def __init__(self, outputs: deque[Output], last: tuple[int, int], rank: int, *, is_again: bool) -> None:
+        self._outputs, self._last, self._rank, self._is_again = outputs, last, rank, is_again
 
     def __enter__(self) -> None:
         LayerPass.running = self
@@ -74,7 +75,7 @@ class LayerPass:
         return output, requires_grad
 
     def _linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if weight.shape == self._last:
+        if weight.shape == self._last or weight.shape[1] == self._rank:
             return linear(x, weight, bias)
         if not torch.is_grad_enabled():  # inside bitsandbytes' products
             return self.once(lambda: linear(x, weight, bias))

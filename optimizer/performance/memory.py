@@ -13,7 +13,8 @@ import numpy as np
 
 from optimizer.contract.units import GIB
 from optimizer.performance.case import EXPERT_CAPACITY, Case
-from optimizer.performance.frameworks import MEGATRON
+from optimizer.performance.fine_tuning import adapted_sides
+from optimizer.performance.frameworks import MEGATRON, TRAINER
 from optimizer.performance.fsdp import Moment, backward_bytes, loss_bytes
 from optimizer.performance.operations import operations, traced
 from optimizer.performance.types import DDP, FULL, NONE, SELECTIVE, ZERO1, ZERO2, ZERO3, Number
@@ -213,6 +214,8 @@ def activation_bytes(x: Case) -> Activations:
     kept_full = x.residual * model.hidden_size / x.split
     matrices = (element * model.hidden_size + x.dispatched) / x.split
     matrices = matrices + element * (x.query + 2.0 * x.kv + up) / x.tensor
+    if x.recipe.tuning.adapts and x.recipe.framework != TRAINER:  # whose adapters' products run again (recompute.py)
+        matrices = matrices + element * adapted_sides(model, x.recipe.tuning)[1] / x.tensor
     kept_selective = kept_full + element * x.query / x.tensor + (1.0 - x.code.selective_recompute) * matrices
     per_token = np.where(
         x.checkpointing == NONE, everything, np.where(x.checkpointing == SELECTIVE, kept_selective, kept_full)

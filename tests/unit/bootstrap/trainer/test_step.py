@@ -353,16 +353,17 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "mistral"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "mistral", "llama --method lora --weights random"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_checkpointing_changes_no_bit_of_the_gradients_and_keeps_less(kind: str, precision: str) -> None:
-    """Norms of heads, GPT-2's own projections, and a window, whose mask attention sees."""
+    """Norms of heads, GPT-2's own projections, a window, whose mask attention sees, and adapters beside projections."""
+    kind, *method = kind.split()
     fields = {"model_type": kind, "sliding_window": 8, "eos_token_id": 1, "bos_token_id": 1}
     grads, held = {}, {}
     for checkpointing in ("none", "selective", "full"):
         config = parse(
             "--architecture", json.dumps(DECODER | fields), "--seq-len", "32", "--micro-batch", "2", "--precision",
-            precision, "--activation-checkpointing", checkpointing,
+            precision, "--activation-checkpointing", checkpointing, *method,
         )  # fmt: skip
         parts = assemble(config, torch.device("cpu"))
         batch = open_samples(config).batch(torch.arange(2), parts.device)
