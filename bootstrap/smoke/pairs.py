@@ -88,8 +88,7 @@ def check(ranks: Ranks, names: Sequence[str], *, budget_s: float) -> list[CheckR
             limit=FAIL if can_compare else None,
             warn=WARN if can_compare else None,
             note="; ".join(notes) or ("" if can_compare else "two hosts have no other pair to compare with"),
-            # Either host of a slow pair may be at fault. Blame the second: replacing it ends the bad link, and the
-            # first may serve the rendezvous.
+            # Blame the second host of a slow pair: replacing it ends the bad link; the first may be the rendezvous.
             hosts=tuple(names[host] for host in sorted({*hosts, *(b for _, b in pairs)})),
         )
     ]

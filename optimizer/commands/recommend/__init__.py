@@ -105,7 +105,8 @@ def command(
     elif output_format == "csv":
         write_csv(plan_rows(answer), list(CSV_COLUMNS))
     else:
-        print_answer(answer, _next_step(request_file, save, flags), explain=explain)
+        more = "" if explain else "; --explain says why"
+        print_answer(answer, _next_step(request_file, save, flags) + more, explain=explain)
     if save:
         write_file(save, text + "\n")
     write_notes(notes)
@@ -163,8 +164,8 @@ def _next_step(request_file: Path | None, save: Path | None, flags: dict[str, An
     if parent is None or not isinstance(parent.command, click.Group):
         return ""
     if save or (request_file and not _given(flags)):
-        return f"gpufleet up {shlex.quote(str(save or request_file))} (asks before it spends); --explain says why"
-    return "add --save plans.json, then gpufleet up plans.json (asks before it spends); --explain says why"
+        return f"gpufleet up {shlex.quote(str(save or request_file))} (asks before it spends)"
+    return "add --save plans.json, then gpufleet up plans.json (asks before it spends)"
 
 
 def _list_notes(answer: Recommendation, output_format: str, *, brief: bool) -> list[str]:
