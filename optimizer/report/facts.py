@@ -20,7 +20,7 @@ class Bar:
     length_percent: float
 
 
-# A limit above this many times the value is not drawn to scale.
+# A limit that is so many times what it limits is off the scale.
 FAR = 12.0
 
 # Labels of JSON keys whose plain reading misleads.
