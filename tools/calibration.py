@@ -40,6 +40,7 @@ from optimizer.performance.fit import (
 )
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, usable_runs
 from optimizer.performance.rows import read_table
+from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Estimates, Floats
 
 # Runs of nanotron on 1 to 32 nodes, whose numbers are added on top.
@@ -90,7 +91,7 @@ def judging_runs(gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
 
 def predict(rows: Sequence[MeasuredRun], calibration: Calibration) -> Estimates:
     """Estimate the rows."""
-    estimates = [row.setup.estimate(calibration) for row in rows]
+    estimates = [estimate_case(row.setup, row.setup.coefficients(calibration)) for row in rows]
 
     def join(values: list[Any]) -> Any:
         if isinstance(values[0], dict):

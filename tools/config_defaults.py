@@ -40,6 +40,8 @@ def class_defaults(kind: str) -> dict[str, Any]:
     # A null of these is one a query head, where the class says so; in others no layer can be built.
     if KV_HEADS in nullable and getattr(cls(**{KV_HEADS: None}), KV_HEADS) is None:
         nullable.remove(KV_HEADS)
+    if "rope_parameters" in plain:
+        plain["default_theta"] = cls.default_theta  # of rotary positions, no field of its own
     return {
         "fields": plain,
         "nullable": nullable,

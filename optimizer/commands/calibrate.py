@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
-import itertools
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import StackFile, read_stack, resolve_names
 from optimizer.contract.errors import DataMissingError, InvalidInputError
 from optimizer.performance.calibration import load
-from optimizer.performance.measured_runs import RUNS, cells_of, newest_by_layout, usable_runs
+from optimizer.performance.measured_runs import RUN_COLUMNS, RUNS, cells_of, newest_by_layout, usable_runs
 from optimizer.performance.rows import read_table
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def command(
         if runs or out or from_stack:
             raise click.UsageError("--template goes alone")
         with RUNS.open(encoding="utf-8") as table:
-            for line in itertools.islice(table, 2):
-                click.echo(line, nl=False)
+            write_csv([next(csv.DictReader(table))], RUN_COLUMNS)
         return
     if stack and not from_stack:
         raise click.UsageError("--stack goes with --from-stack")
@@ -172,7 +171,7 @@ def _tabulate_runs(report: CalibrationReport) -> list[dict[str, Any]]:
             "row_id": row.row_id,
             "model": row.setup.model.name,
             "gpu": row.setup.hardware.gpu.key,
-            "gpus": row.setup.gpus,
+            "gpus": int(row.setup.gpus),
             "measured_tokens_per_second_per_gpu": row.tokens_per_second_per_gpu,
             **{f"error_{when}": round(float(error[index]), 4) for when, error in report.errors.items()},
         }

@@ -34,11 +34,12 @@ from optimizer.contract.request import Workload, request_from_dict
 from optimizer.contract.units import short
 from optimizer.performance import setups
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.case import Case
 from optimizer.performance.confidence import SPLITS
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import fp8_note, frameworks
 from optimizer.performance.rows import COLUMNS, estimate_row, read_table
-from optimizer.performance.table import explain
+from optimizer.performance.table import estimate_case, explain
 from optimizer.performance.types import CHECKPOINTINGS, SHARDINGS, Grid, Hardware
 from optimizer.search.problem import find_reach
 from optimizer.workload.presets import presets
@@ -139,7 +140,7 @@ def _given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-def _read_setup(flags: Mapping[str, Any]) -> tuple[setups.Setup, str]:
+def _read_setup(flags: Mapping[str, Any]) -> tuple[Case, str]:
     """Read the flags, as the request of one step, as a set-up with a name for all its hardware."""
     given = {name: flags[name] for name in Workload.model_fields if flags.get(name) is not None}
     axes = ["data", *(name for name in SPLITS if flags[name] > 1)]
@@ -178,10 +179,10 @@ def _read_setup(flags: Mapping[str, Any]) -> tuple[setups.Setup, str]:
         grad_accum=grad_accum,
         checkpointing=CHECKPOINTINGS.index(flags["activation_checkpointing"]),
     )
-    return setups.Setup(model=model, recipe=recipe, hardware=hardware, grid=grid), name
+    return setups.build_case(model, recipe, hardware, grid), name
 
 
-def _describe_setup(setup: setups.Setup, hardware: str) -> dict[str, Any]:
+def _describe_setup(setup: Case, hardware: str) -> dict[str, Any]:
     """The part of the command's JSON object that was asked for or follows from it."""
     model, recipe, grid, tuning = setup.model, setup.recipe, setup.grid, setup.recipe.tuning
     names = ("method", "lora_rank", "lora_targets", "frozen") if tuning.adapts else ("method", "frozen")
@@ -192,11 +193,11 @@ def _describe_setup(setup: setups.Setup, hardware: str) -> dict[str, Any]:
         "parameters": model.parameters,
         "hardware": hardware,
         "gpu": setup.hardware.gpu.key,
-        "gpus": setup.gpus,
+        "gpus": int(setup.gpus),
         "nodes": grid.nodes,
         "seq_len": recipe.seq_len,
         **({"target_len": recipe.target_len} if recipe.target_len else {}),
-        "global_batch": setup.global_batch,
+        "global_batch": int(setup.global_batch),
         **{name: getattr(grid, name) for name in ("micro_batch", "grad_accum", "data", *SPLITS)},
         "sequence_parallel": bool(grid.sequence_parallel),
         "virtual_stages": grid.virtual_stages,
@@ -213,7 +214,7 @@ def _describe_setup(setup: setups.Setup, hardware: str) -> dict[str, Any]:
 def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[str, Any]:
     """Estimate one configuration: the JSON object that the command prints."""
     setup, hardware = _read_setup(flags)
-    estimates = setup.estimate(calibration)
+    estimates = estimate_case(setup, setup.coefficients(calibration))
     reserve = {part: float(value) for part, value in estimates.reserve_gib.items()}
     speed = float(estimates.tokens_per_second)
     residual, source = setup.speed_source(calibration)
@@ -224,7 +225,7 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
         "tokens_per_second": speed,
         "tokens_per_second_low": speed / band,
         "tokens_per_second_high": speed * band,
-        "tokens_per_second_per_gpu": speed / setup.gpus,
+        "tokens_per_second_per_gpu": float(speed / setup.gpus),
         "mfu": float(estimates.mfu),
         **{name: float(getattr(estimates, name)) for name in ("peak_memory_gib", "p95_memory_gib", "limit_gib")},
         "needed_gib": float(estimates.peak_memory_gib) + sum(reserve.values()),
@@ -237,7 +238,7 @@ def _estimate_one(flags: Mapping[str, Any], calibration: Calibration) -> dict[st
         "relative_error": residual.relative_error,
         "measured_rows": residual.rows,
         "calibration": source,
-        **({"operations": explain(setup.case(), setup.coefficients(calibration))} if flags["explain"] else {}),
+        **({"operations": explain(setup, setup.coefficients(calibration))} if flags["explain"] else {}),
     }
 
 

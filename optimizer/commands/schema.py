@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from typing import Any
 
 import click
@@ -14,7 +13,7 @@ from optimizer.catalog.model import Source
 from optimizer.commands.output import write_json
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import FleetRequest
-from optimizer.performance.measured_runs import RUNS
+from optimizer.performance.measured_runs import RUN_COLUMNS, RunRow
 from optimizer.performance.rows import COLUMNS
 from optimizer.search.problem import Rejection
 
@@ -97,7 +96,10 @@ def command(name: str) -> None:
 
 def _row_schema() -> dict[str, Any]:
     """Return the schema of a row of runs: cells are text in the answer of estimate; a user's own columns stay."""
-    with RUNS.open(encoding="utf-8", newline="") as file:
-        given: dict[str, Any] = {name: {"type": ["string", "number", "null"]} for name in next(csv.reader(file))}
+    defaults = {name: field.default for name, field in RunRow.model_fields.items() if not field.is_required()}
+    given: dict[str, Any] = {
+        name: {"type": ["string", "number", "null"]} | ({"default": defaults[name]} if defaults.get(name) else {})
+        for name in RUN_COLUMNS
+    }
     added = {name: {"type": _ESTIMATES.get(name, ["number", "null"])} for name in COLUMNS}
     return {"title": "Row", "type": "object", "properties": given | added}

@@ -76,12 +76,9 @@ def environment(plan: FleetPlan) -> dict[str, str]:
 
 
 def _script(plan: FleetPlan) -> list[str]:
-    words = ["train.py", *trainer_arguments(plan), "--optim", _OPTIMIZERS[plan.job.optimizer]]
-    if "fsdp_config" in _settings(plan) and "--gradient_checkpointing" in words:
-        # FSDP2's own checkpointing; transformers refuses both together.
-        at = words.index("--gradient_checkpointing")
-        del words[at : at + 2]
-    return words
+    # FSDP2 has checkpointing of its own; transformers refuses both together.
+    words = trainer_arguments(plan, checkpoints="fsdp_config" not in _settings(plan))
+    return ["train.py", *words, "--optim", _OPTIMIZERS[plan.job.optimizer]]
 
 
 def _on_a_stack(plan: FleetPlan, _file: str) -> list[str]:
@@ -109,7 +106,7 @@ ENGINE = Engine(
     takes={
         "precision": (("fp32", "tf32", "fp16", "bf16"), "its FP8 needs another library, its weights are 32-bit"),
         "activation checkpointing": (("none", "full"), "it keeps whole layers or nothing"),
-        "optimizer": (tuple(_OPTIMIZERS), "transformers' --optim has no other of these"),
+        "optimizer": (tuple(_OPTIMIZERS), "--optim has no Adam, and its 8-bit AdamW was not tried"),
     },
     lacks={
         "tensor": "its tensor and context ranks need a script that is written for them",

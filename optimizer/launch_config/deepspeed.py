@@ -67,7 +67,7 @@ ENGINE = Engine(
     takes={
         "precision": (("fp32", "tf32", "fp16", "bf16"), "it has no FP8 recipe, its weights are 32-bit"),
         "activation checkpointing": (("none", "full"), "it keeps whole layers or nothing"),
-        "optimizer": (tuple(_OPTIMIZERS), "it partitions no Adafactor"),
+        "optimizer": (tuple(_OPTIMIZERS), "its file names no other of these"),
     },
     lacks={
         "context": "its long-sequence training (Ulysses) exchanges heads, which is another split with other traffic",

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
+from bootstrap.contract.trainer import TORCHVISION
 from optimizer.contract.plan import FleetPlan
+from optimizer.workload.huggingface import model_from_config
+from optimizer.workload.model import ModelSpec
 
 # The agent's port; any free one does elsewhere.
 RENDEZVOUS_PORT = 29400
@@ -104,14 +107,25 @@ def checkpoint_interval_steps(plan: FleetPlan) -> int:
     return max(1, round(plan.interruption.checkpoint_interval_s / plan.step_time_s))
 
 
-def trainer_arguments(plan: FleetPlan) -> list[str]:
-    """Arguments of a script that parses transformers' TrainingArguments, for what no configuration file carries."""
+def read_model(plan: FleetPlan) -> ModelSpec | None:
+    """Read the model of a plan's Hugging Face config; None without one."""
+    architecture = plan.job.architecture
+    if architecture is None or TORCHVISION in architecture:
+        return None
+    return model_from_config(dict(architecture), name=plan.job.model, origin="the plan")
+
+
+def trainer_arguments(plan: FleetPlan, *, checkpoints: bool = True) -> list[str]:
+    """Arguments of a script that parses transformers' TrainingArguments, for what no configuration file carries.
+
+    ``checkpoints``: the script recomputes activations where the plan does.
+    """
     split, job = plan.parallelism, plan.job
     words = ["--max_steps", str(job.steps), "--per_device_train_batch_size", str(split.micro_batch)]
     words += ["--gradient_accumulation_steps", str(split.grad_accum)]
     words += ["--save_strategy", "steps", "--save_steps", str(checkpoint_interval_steps(plan))]
     words += ["--save_total_limit", str(job.checkpoints_kept)]
-    if split.activation_checkpointing == "full":
+    if checkpoints and split.activation_checkpointing == "full":
         words += ["--gradient_checkpointing", "true"]
     if job.precision in ("bf16", "fp16", "tf32"):
         words += [f"--{job.precision}", "true"]

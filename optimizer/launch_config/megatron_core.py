@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from optimizer.contract.plan import FleetPlan
-from optimizer.launch_config.engine import Engine, checkpoint_interval_steps
-from optimizer.workload.huggingface import model_from_config
+from optimizer.launch_config.engine import Engine, checkpoint_interval_steps, read_model
+from optimizer.workload.huggingface import class_default
 from optimizer.workload.model import ModelSpec
 
 # Arguments by name, without their dashes: True is a switch, False and None leave the argument out.
@@ -47,7 +47,7 @@ def _further(plan: FleetPlan) -> Iterator[str]:
         yield f"the model's activation is {gate}, and --swiglu has silu"
     if (scaling := _rope_type(architecture)) not in ("default", "llama3"):
         yield f"the model's rotary positions are scaled by {scaling}, and --use-rope-scaling is Llama 3's scaling"
-    model = _spec(plan)
+    model = read_model(plan)
     if model is not None and (model.dense_layers or (model.windowed_layers and model.window < job.seq_len)):
         yield "its layers have windows, or some have no experts, and the arguments are for full and equal ones"
     if model is not None and _end_stages(plan, model) is None:
@@ -55,11 +55,6 @@ def _further(plan: FleetPlan) -> Iterator[str]:
             f"{model.layers} layers do not make {split.pipeline * split.virtual_stages} equal stages, "
             "nor with the embedding and the loss counted as layers"
         )
-
-
-def _spec(plan: FleetPlan) -> ModelSpec | None:
-    architecture = plan.job.architecture
-    return model_from_config(dict(architecture), name=plan.job.model, origin="the plan") if architecture else None
 
 
 def _rope(architecture: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -142,11 +137,13 @@ def _model(model: ModelSpec, architecture: Mapping[str, Any], seq_len: int) -> A
         "max-position-embeddings": max(seq_len, model.max_seq_len),
         "vocab-size": model.vocab_size,
         "position-embedding-type": "rope",
-        "rotary-base": int(rope.get("rope_theta") or architecture.get("rope_theta") or 10000),
+        "rotary-base": int(
+            rope.get("rope_theta") or architecture.get("rope_theta") or class_default(kind, "default_theta")
+        ),
         "use-rope-scaling": is_scaled,
         "rope-scaling-factor": is_scaled and rope["factor"],
         "normalization": "RMSNorm",
-        "norm-epsilon": architecture.get("rms_norm_eps", 1e-6),
+        "norm-epsilon": architecture.get("rms_norm_eps", class_default(kind, "rms_norm_eps")),
         "swiglu": True,
         "disable-bias-linear": True,
         "add-qkv-bias": kind == "qwen2",
@@ -179,7 +176,7 @@ def _lines(arguments: Arguments) -> Iterator[str]:
 def _write(plan: FleetPlan) -> str:
     architecture = plan.job.architecture
     sections = [_layout(plan), _training(plan)]
-    model = _spec(plan)
+    model = read_model(plan)
     if architecture is not None and model is not None:
         sections += [_end_stages(plan, model) or {}, _model(model, architecture, plan.job.seq_len)]
     arguments = "".join(f"  {line}\n" for section in sections for line in _lines(section))
@@ -208,7 +205,7 @@ ENGINE = Engine(
     suffix=".sh",
     takes={
         "precision": (tuple(_PRECISIONS), "it has no switch for TF32, its weights are 32-bit"),
-        "optimizer": (tuple(_OPTIMIZERS), "pretrain_gpt.py has no Adafactor"),
+        "optimizer": (tuple(_OPTIMIZERS), "pretrain_gpt.py has no other of these"),
     },
     further=_further,
     write=_write,

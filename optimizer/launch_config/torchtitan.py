@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from pprint import pformat
 
-from bootstrap.contract.trainer import TORCHVISION, is_mixture, with_nulls
+from bootstrap.contract.trainer import is_mixture, with_nulls
 from optimizer.contract.plan import FleetPlan
-from optimizer.launch_config.engine import Engine, checkpoint_interval_steps
-from optimizer.workload.families import FAMILIES, Family
+from optimizer.launch_config.engine import Engine, checkpoint_interval_steps, read_model
 
 _MATMUL_PRECISION = {"tf32": "high", "fp32": "highest"}
 _CHECKPOINTINGS = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
@@ -22,14 +21,13 @@ _OPTIMIZERS = {"adamw": 'optimizer_name="AdamW"', "adam": 'optimizer_name="Adam"
 
 
 def _further(plan: FleetPlan) -> Iterator[str]:
-    split, job = plan.parallelism, plan.job
-    if job.architecture is not None:
-        family = FAMILIES.get(str(job.architecture.get("model_type")), Family())
-        if TORCHVISION in job.architecture or family.architecture != "decoder" or family.vision:
-            yield f"the model is {job.model}, and torchtitan's backend trains decoders of text"
+    split, job, model = plan.parallelism, plan.job, read_model(plan)
+    is_decoder = model is not None and model.architecture == "decoder" and not model.tower_parameters
+    if job.architecture is not None and not is_decoder:
+        yield f"the model is {job.model}, and torchtitan's backend trains decoders of text"
     if split.tensor > 1 and not split.sequence_parallel:
         yield f"tensor parallelism is {split.tensor} without sequence parallelism, which its model code always adds"
-    if split.pipeline > 1 and split.virtual_stages > 1 and _layers(plan) is None:
+    if split.pipeline > 1 and split.virtual_stages > 1 and job.architecture is None:
         yield "virtual stages need the number of layers, and the plan's job has no architecture"
     if split.virtual_stages > 2:
         # It counts the stages anew from the layers of one: 28 layers of 4 are 7, and no 8 stages
@@ -37,11 +35,6 @@ def _further(plan: FleetPlan) -> Iterator[str]:
         yield f"virtual stages are {split.virtual_stages}, and its interleaved schedule has two a rank"
     if split.expert > 1 and split.sharding == "ddp":
         yield f"expert parallelism is {split.expert} with sharding ddp: experts go to ranks that shard"
-
-
-def _layers(plan: FleetPlan) -> int | None:
-    architecture = plan.job.architecture or {}
-    return architecture.get("num_hidden_layers") or architecture.get("n_layer")
 
 
 def _parallelism(plan: FleetPlan) -> Iterator[str]:
@@ -61,7 +54,7 @@ def _parallelism(plan: FleetPlan) -> Iterator[str]:
         looped = split.virtual_stages > 1
         yield f'pipeline_parallel_schedule="{"Interleaved1F1B" if looped else "1F1B"}"'
         yield f"pipeline_parallel_microbatch_size={split.micro_batch}"
-        if _layers(plan) is not None:
+        if plan.job.architecture is not None:
             # Even stages, as the plan's estimate has them.
             yield "pipeline_parallel_first_stage_less_layers=0"
             yield "pipeline_parallel_last_stage_less_layers=0"
@@ -86,13 +79,8 @@ def _arguments(lines: Iterator[str], indent: int) -> str:
     return "".join(f"{' ' * indent}{line},\n" for line in lines)
 
 
-def _write(plan: FleetPlan) -> str:
-    job = plan.job
-    model_config = "TitanMoeModelConfig" if is_mixture(job.architecture or {}) else "TitanModelConfig"
-    tf32 = _MATMUL_PRECISION.get(job.precision)
-    precision = f'    torch.set_float32_matmul_precision("{tf32}")\n' if tf32 else ""
-    architecture = "None" if job.architecture is None else pformat(with_nulls(job.architecture), width=110)
-    return f'''import dataclasses
+# The file's parts that no plan changes.
+_IMPORTS = """import dataclasses
 import json
 import os
 import tempfile
@@ -111,14 +99,14 @@ from torchtitan.models.common.moe import MoE
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 # Hugging Face config of the plan's model; None: the plan has none, and HF_MODEL names the model or its folder.
-ARCHITECTURE = {architecture}
-
+"""
+_MODEL = '''
 
 def hf_model():
     """Folder or name that transformers.AutoConfig reads the model from."""
     if ARCHITECTURE is None:
         return os.environ["HF_MODEL"]
-    names = {{"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[ARCHITECTURE["model_type"]]]}}
+    names = {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[ARCHITECTURE["model_type"]]]}
     folder = Path(tempfile.mkdtemp(prefix="gpufleet-model-"))
     (folder / "config.json").write_text(json.dumps(names | ARCHITECTURE))
     return str(folder)
@@ -145,7 +133,17 @@ def init_states(model, **settings):
 backend.HFTransformerModel.init_states = init_states
 
 
-def optimizer():
+'''
+
+
+def _write(plan: FleetPlan) -> str:
+    job = plan.job
+    model_config = "TitanMoeModelConfig" if is_mixture(job.architecture or {}) else "TitanModelConfig"
+    tf32 = _MATMUL_PRECISION.get(job.precision)
+    precision = f'    torch.set_float32_matmul_precision("{tf32}")\n' if tf32 else ""
+    architecture = "None" if job.architecture is None else pformat(with_nulls(job.architecture), width=110)
+    return f'''{_IMPORTS}ARCHITECTURE = {architecture}
+{_MODEL}def optimizer():
     """AdamW or Adam with torchtitan's defaults; --optimizer.* arguments change them."""
     config = default_adamw()
     groups = [dataclasses.replace(group, {_OPTIMIZERS[job.optimizer]}) for group in config.param_groups]

@@ -6,6 +6,7 @@ What follows from model, recipe and hardware is a number; a layout's columns are
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +16,8 @@ from bootstrap.contract.trainer import span_lengths
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.units import GIB
 from optimizer.performance import kernels
+from optimizer.performance.calibration import Calibration, Coefficients, Residual
+from optimizer.performance.confidence import SPLITS, speed_source
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.frameworks import Framework, frameworks
 from optimizer.performance.rates import LEAST_FP32_SHARE, cycle_per_s, link_rate, network_rate, peak_flop_per_s
@@ -89,23 +92,35 @@ class Case:
                 why="only linear layers compute in 8 bits, and their share of the model's products is not known",
                 next_step="give --precision bf16",
             )
-        self.model, self.recipe, self.code = model, recipe, frameworks()[recipe.framework]
+        self.model, self.recipe, self.hardware, self.code = model, recipe, hardware, frameworks()[recipe.framework]
         if model.profile is not None:
             _check_module(model, recipe, grid.checkpointing)
         self._read_layer()
         self._read_recipe()
         self._read_bytes()
         self.rates = Rates(model, recipe, self.code, hardware)
-        split = self.code.splits_sequence if grid.sequence_parallel is None else grid.sequence_parallel
-        columns = vars(grid) | {"sequence_parallel": split}
-        self._lay_out({name: np.asarray(value, dtype=np.float64) for name, value in columns.items()})
+        self._lay_out(grid)
 
     def moved(self, *, rates: Rates | None = None, **columns: Floats) -> Self:
         """Build the same case with other columns of the layout, and other rates."""
         own = copy(self)
         own.rates = rates or self.rates
-        own._lay_out({**self.columns, **columns})
+        own._lay_out(replace(self.grid, **columns))
         return own
+
+    @property
+    def pipelines(self) -> bool:
+        """Tell if one configuration's pipeline stages are on several nodes."""
+        return bool(self.pipeline > 1 and self.nodes > 1)
+
+    def coefficients(self, calibration: Calibration) -> Coefficients:
+        """Look up the fitted numbers."""
+        return calibration.coefficients(self.hardware.gpu, self.recipe)
+
+    def speed_source(self, calibration: Calibration) -> tuple[Residual, str]:
+        """The error of one configuration's speed, and its source in words."""
+        splits = [name for name in SPLITS if getattr(self.grid, name) > 1]
+        return speed_source(calibration, self.model, self.recipe, self.hardware, self.grid.nodes, splits)
 
     def _read_layer(self) -> None:
         """Set the numbers of a layer; of an encoder with a decoder the mean over the layers, weighted by tokens.
@@ -258,9 +273,14 @@ class Case:
         for name in ("master", "gradient", "reduce", "bucket", "optimizer", "update"):
             setattr(self, f"{name}_bytes", getattr(self, f"{name}_bytes") * share)
 
-    def _lay_out(self, columns: dict[str, Number]) -> None:
+    def _lay_out(self, grid: Grid) -> None:
         """Set the columns of the layouts, and what follows from them."""
-        model, code, self.columns = self.model, self.code, columns
+        model, code, self.grid = self.model, self.code, grid
+        split = code.splits_sequence if grid.sequence_parallel is None else grid.sequence_parallel
+        columns: dict[str, Number] = {
+            name: np.asarray(value, dtype=np.float64)
+            for name, value in (vars(grid) | {"sequence_parallel": split}).items()
+        }
         self.nodes, self.data, self.tensor = (columns[name] for name in ("nodes", "data", "tensor"))
         self.pipeline, self.context, self.expert = (columns[name] for name in ("pipeline", "context", "expert"))
         self.sequence_parallel, self.virtual_stages = columns["sequence_parallel"], columns["virtual_stages"]
@@ -271,6 +291,8 @@ class Case:
         self.repeats: Number = np.where(self.checkpointing == FULL, 1.0, 0.0)
         self.checkpoints: Number = np.where(self.checkpointing == NONE, 0.0, 1.0)
         self.ranks: Number = self.data * self.context  # ranks that share states
+        self.gpus: Number = self.ranks * tensor * pipeline
+        self.global_batch: Number = self.data * self.micro_batch * self.grad_accum  # samples of a step
         # Tokens of one micro-batch on one rank, and those that have logits.
         self.tokens: Number = self.micro_batch * self.sample_tokens / self.context
         self.head_tokens: Number = self.micro_batch * self.sample_head_tokens / self.context
@@ -311,7 +333,7 @@ class Case:
         rows = model.mixture_layers / max(model.layers, 1) * model.experts_per_token * self.kept_capacity
         self.dispatched: Number = self.expert_element * model.hidden_size * rows
         # Ranks of a node, which share its network.
-        self.local: Number = np.minimum(self.ranks * tensor * pipeline / self.nodes, self.rates.gpus_per_node)
+        self.local: Number = np.minimum(self.gpus / self.nodes, self.rates.gpus_per_node)
 
     def _count_parameters(self) -> None:
         """Set the parameters that a rank holds and updates."""

@@ -28,10 +28,10 @@ from optimizer.performance.calibration import (
     Residual,
     factors,
 )
+from optimizer.performance.case import Case
 from optimizer.performance.confidence import cell_of, kind_of, speed_source
 from optimizer.performance.frameworks import frameworks
-from optimizer.performance.measured_runs import MeasuredRun, Refused, log_errors, stack_tables, throughput_error
-from optimizer.performance.setups import Setup
+from optimizer.performance.measured_runs import MeasuredRun, Refused, log_errors, throughput_error
 from optimizer.performance.table import stack, step_seconds
 from optimizer.performance.types import Floats
 
@@ -92,7 +92,7 @@ def robust(error: Floats) -> Floats:
     return np.where(size <= HUBER, error, np.sign(error) * np.sqrt(np.maximum(2 * HUBER * size - HUBER**2, 0.0)))
 
 
-def factors_of(setup: Setup) -> dict[str, list[Key]]:
+def factors_of(setup: Case) -> dict[str, list[Key]]:
     """List the factors of each coefficient of a run, in each field the most general first."""
     processor, framework = setup.hardware.gpu.die, setup.recipe.framework
     names = factors(processor, framework, setup.recipe)
@@ -134,7 +134,7 @@ def solve(
             takes[index, [place[key] for key in names.get(name, ()) if key in place]] = 1.0
         first = np.asarray(getattr(start, name))
         columns[name] = np.where(takes.any(axis=1) & (first == 0), MANY_NODES_START_S, first), takes.T
-    table, measured = stack_tables(rows), np.log([row.step_time_s for row in rows])
+    table, measured = stack([row.table for row in rows]), np.log([row.step_time_s for row in rows])
 
     def residuals(theta: Floats) -> Floats:
         """Compute weighted log errors, then parameters over spreads; theta may have rows."""

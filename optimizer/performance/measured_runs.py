@@ -15,9 +15,9 @@ from bootstrap.contract.measured import MeasuredRow
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.hardware import Gpu, InstanceType
 from optimizer.performance.calibration import Calibration, Coefficients
+from optimizer.performance.case import Case
 from optimizer.performance.operations import model_flops_per_sample
 from optimizer.performance.rows import Real, Row, read_row
-from optimizer.performance.setups import Setup
 from optimizer.performance.table import StepTable, stack, step_seconds
 from optimizer.performance.types import Floats
 
@@ -36,13 +36,17 @@ class RunRow(Row):
     peak_memory_gib: Measurement | None = None
 
 
+# Columns of a table of runs, all that are read first.
+RUN_COLUMNS = (*RunRow.model_fields, *DESCRIPTIVE_COLUMNS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
     """A set-up with its measured throughput and peak."""
 
     row_id: str
     suite: str
-    setup: Setup
+    setup: Case
     tokens_per_second_per_gpu: float
     peak_memory_gib: float | None
     line: int = 0
@@ -50,12 +54,13 @@ class MeasuredRun:
     @cached_property
     def table(self) -> StepTable:
         """Table of its step."""
-        return StepTable(self.setup.case())
+        return StepTable(self.setup)
 
     @property
     def step_time_s(self) -> float:
         """Measured time of one optimizer step."""
-        return self.setup.global_batch * self.setup.recipe.seq_len / (self.tokens_per_second_per_gpu * self.setup.gpus)
+        tokens = float(self.setup.global_batch) * self.setup.recipe.seq_len
+        return tokens / (self.tokens_per_second_per_gpu * float(self.setup.gpus))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,30 +95,24 @@ def usable_runs(
             filled |= dict.fromkeys(name for name, cell in cells.items() if cell)
         except GpufleetError as error:
             refused.append(Refused(line=number, row_id=cells.get("row_id") or "", reason=str(error)))
-    return rows, refused, [name for name in filled if name not in (*RunRow.model_fields, *DESCRIPTIVE_COLUMNS)]
+    return rows, refused, [name for name in filled if name not in RUN_COLUMNS]
 
 
 def _check_speed(run: MeasuredRun) -> None:
     """Refuse a speed that no GPU has."""
-    setup, case, speed = run.setup, run.setup.case(), run.tokens_per_second_per_gpu
-    share = model_flops_per_sample(case) / setup.recipe.seq_len * speed / case.rates.peak
+    case, speed = run.setup, run.tokens_per_second_per_gpu
+    share = model_flops_per_sample(case) / case.recipe.seq_len * speed / case.rates.peak
     if not LEAST_MFU <= share <= 1:
         raise InvalidInputError(
             f"tokens_per_second_per_gpu is {speed:g}: {share:.3g} of the "
-            f"{setup.hardware.gpu.name}'s {setup.recipe.precision} peak (limit: {LEAST_MFU:g} to 1); "
+            f"{case.hardware.gpu.name}'s {case.recipe.precision} peak (limit: {LEAST_MFU:g} to 1); "
             f"is it {'of all GPUs together' if share > 1 else 'a row of this model and GPU'}?"
         )
 
 
-def stack_tables(rows: Sequence[MeasuredRun]) -> StepTable:
-    """Build the tables of the rows as one."""
-    table: StepTable = stack([row.table for row in rows])
-    return table
-
-
 def log_errors(rows: Sequence[MeasuredRun], calibration: Calibration) -> Floats:
     """Compute log(predicted / measured) step time of each row."""
-    table, measured = stack_tables(rows), np.array([row.step_time_s for row in rows])
+    table, measured = stack([row.table for row in rows]), np.array([row.step_time_s for row in rows])
     coefficients: Coefficients = stack([row.setup.coefficients(calibration) for row in rows])
     return np.asarray(np.log(sum(step_seconds(table, coefficients).values()) / measured))
 

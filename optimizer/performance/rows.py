@@ -21,10 +21,12 @@ from optimizer.contract.hardware import Gpu
 from optimizer.contract.units import GIB
 from optimizer.performance import setups, types
 from optimizer.performance.calibration import Calibration
+from optimizer.performance.case import Case
 from optimizer.performance.confidence import SPLITS
 from optimizer.performance.frameworks import MEGATRON, framework_name, frameworks
-from optimizer.performance.types import Graphs, Grid
-from optimizer.workload.model import BiasesAndNorms, ModelSpec, build_model, check_shape
+from optimizer.performance.table import estimate_case
+from optimizer.performance.types import Graphs, Grid, Hardware, Recipe
+from optimizer.workload.model import ModelSpec, build_model, check_shape
 from optimizer.workload.presets import presets
 from optimizer.workload.resolve import resolve_model
 from optimizer.workload.size_rule import model_of_size
@@ -214,25 +216,24 @@ def _read_transformer(row: Row) -> ModelSpec:
     gated = row.architecture == "llama" if row.gated_mlp is None else row.gated_mlp
     gated_ffn = GATED_FFN_MULTIPLE * math.ceil(hidden * 8 / 3 / GATED_FFN_MULTIPLE)
 
-    def build(tied: bool) -> ModelSpec:
+    def build(tied: bool, parameters: int | None = None) -> ModelSpec:
         return build_model(
-            BiasesAndNorms(norm_bias=not gated), name=row.model or "unnamed",
+            norm_bias=not gated, name=row.model or "unnamed",
             architecture="encoder" if row.architecture == "encoder" else "decoder", layers=layers,
             hidden_size=hidden, ffn_size=row.ffn_size or (gated_ffn if gated else 4 * hidden), gated_mlp=gated,
             attention_heads=heads, kv_heads=row.kv_heads or heads, head_dim=row.head_dim or max(1, hidden // heads),
             # GPT-2's 50257, padded as training code does.
             vocab_size=row.vocab_size or (32000 if gated else 50304), tied_embeddings=tied, experts=row.experts,
             experts_per_token=min(2, row.experts) if row.experts_per_token is None else row.experts_per_token,
-            source="columns of the row",
+            parameters=parameters, source="columns of the row",
         )  # fmt: skip
 
     # GPT-2, MPT and BERT tie output projection and embedding, Llama of 4B and more does not.
     if row.parameters < 1:
         return check_shape(build(tied=not gated))
     # A given count stands: it includes biases, norms and positions.
-    nearest = min((build(True), build(False)), key=lambda model: abs(model.parameters - row.parameters))
-    active = nearest.active_parameters if row.experts else round(row.parameters)
-    return check_shape(replace(nearest, parameters=round(row.parameters), active_parameters=active))
+    tied = min((True, False), key=lambda tied: abs(build(tied).parameters - row.parameters))
+    return check_shape(build(tied, round(row.parameters)))
 
 
 # Share of the tokens that BERT predicts (arXiv:1810.04805, 3.1), the only ones with logits in NVIDIA's code for MLPerf
@@ -244,7 +245,7 @@ TORCHTITAN_CUDNN_SINCE = "2025-07"
 USUAL_STEP_TOKENS = 4e6
 
 
-def read_row(row: Row, gpus: Mapping[str, Gpu]) -> setups.Setup:
+def read_row(row: Row, gpus: Mapping[str, Gpu]) -> Case:
     """Read one row; an error names the column, its value and the limit."""
     model, gpu = read_model(row), setups.find_gpu(row.gpu, gpus)
     cnn = model.architecture == "cnn"
@@ -284,8 +285,8 @@ def read_row(row: Row, gpus: Mapping[str, Gpu]) -> setups.Setup:
         checkpointing=types.CHECKPOINTINGS.index(row.activation_checkpointing),
     )
     hardware = setups.build_hardware(gpu, per_node, row.network_gbit_per_s_per_node)
-    setup = setups.Setup(model=model, recipe=recipe, hardware=hardware, grid=grid)
-    return replace(setup, recipe=replace(recipe, graphs=_graphs(row, setup)))
+    recipe = replace(recipe, graphs=_graphs(row, model, recipe, hardware, grid))
+    return setups.build_case(model, recipe, hardware, grid)
 
 
 def _read_code(row: Row, model: ModelSpec, gpu: Gpu, sharding: str) -> tuple[str, str, bool | None]:
@@ -344,20 +345,20 @@ def _usual_accumulation(row: Row, data: int, seq_len: int, chunks: int) -> int:
 WHOLE_MIXTURES_SINCE = "2026-06"
 
 
-def _graphs(row: Row, setup: setups.Setup) -> Graphs:
+def _graphs(row: Row, model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid) -> Graphs:
     """Read what NVIDIA's code replays; without cell and remark, what its recipes do on Blackwell.
 
     They capture dense models without tensor ranks, stages and ZeRO-3 as a whole: Llama 3 8B in
     llama3_workload_base_configs.py of Megatron-Bridge 0.4.1 and in config_common_cg.sh of MLPerf Training 5.1
     (mlcommons/training_results_v5.1 at 441d65f, Dell).
     """
-    grid, mixture, per_node = setup.grid, bool(setup.model.experts), setup.hardware.gpus_per_node
+    mixture = bool(model.experts)
     if mixture:
-        is_whole = setup.recipe.precision == "fp8" and row.date >= WHOLE_MIXTURES_SINCE
-        is_whole &= grid.nodes == 1 or per_node > setups.USUAL_GPUS_PER_NODE
+        is_whole = recipe.precision == "fp8" and row.date >= WHOLE_MIXTURES_SINCE
+        is_whole &= grid.nodes == 1 or hardware.gpus_per_node > setups.USUAL_GPUS_PER_NODE
     else:
         is_whole = grid.tensor == grid.pipeline == 1 and grid.sharding != types.ZERO3
-    is_whole &= setup.recipe.framework == "nemo" and setup.hardware.gpu.architecture.startswith("Blackwell")
+    is_whole &= recipe.framework == "nemo" and hardware.gpu.architecture.startswith("Blackwell")
     given = row.cuda_graphs
     if not (is_whole or bool(re.search("(^|; ?)CUDA graphs", row.uncertain)) if given is None else given):
         return "none"
@@ -396,10 +397,10 @@ def estimate_row(row: Mapping[str, Any], gpus: Mapping[str, Gpu], calibration: C
     try:
         setup = read_row(Row.read(row), gpus)
         with np.errstate(over="ignore", invalid="ignore"):  # an overflow gives the row an error below
-            estimates = setup.estimate(calibration)
+            estimates = estimate_case(setup, setup.coefficients(calibration))
     except GpufleetError as error:
         return result | {"error": "; ".join(" ".join(line.split()) for line in str(error).splitlines())}
-    speed = float(estimates.tokens_per_second) / setup.gpus
+    speed = float(estimates.tokens_per_second / setup.gpus)
     values = (speed, float(estimates.peak_memory_gib), float(estimates.step_time_s))
     if not all(math.isfinite(value) and value > 0 for value in values):
         return result | {"error": "the row's numbers are too large or too small to estimate"}

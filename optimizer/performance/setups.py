@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from bootstrap.contract.fine_tuning import PURE, FineTuning
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import Gpu, Precision
 from optimizer.contract.spelling import near_names
-from optimizer.performance.calibration import Calibration, Coefficients, Residual
 from optimizer.performance.case import Case
-from optimizer.performance.confidence import SPLITS, speed_source
 from optimizer.performance.fine_tuning import check_fine_tuning
 from optimizer.performance.frameworks import check_framework, framework_name
 from optimizer.performance.legality import check_legal, check_precision
-from optimizer.performance.table import estimate_case
-from optimizer.performance.types import Estimates, Grid, Hardware, Recipe, RecipePrecision
+from optimizer.performance.types import Grid, Hardware, Recipe, RecipePrecision
 from optimizer.workload.model import ModelSpec
 
 USUAL_SEQ_LEN = 2048
@@ -32,50 +29,10 @@ NVL72 = {"B200": (185.03, 1200 / 1000), "B300": (277.55, 1400 / 1100)}
 IMAGES_PER_VCPU_S = 250.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
-    """A model, a recipe, hardware and one legal configuration (a grid of one)."""
-
-    model: ModelSpec
-    recipe: Recipe
-    hardware: Hardware
-    grid: Grid
-
-    def __post_init__(self) -> None:
-        """Refuse an illegal configuration."""
-        check_legal(self.model, self.recipe, self.grid)
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of all nodes."""
-        return int(self.grid.data * self.grid.tensor * self.grid.pipeline * self.grid.context)
-
-    @property
-    def global_batch(self) -> int:
-        """Samples of one optimizer step."""
-        return int(self.grid.data * self.grid.micro_batch * self.grid.grad_accum)
-
-    @property
-    def pipelines(self) -> bool:
-        """Tell if a pipeline's stages are on several nodes."""
-        return bool(self.grid.pipeline > 1 and self.grid.nodes > 1)
-
-    def case(self) -> Case:
-        """Build the case that operations and memory follow from."""
-        return Case(self.model, self.recipe, self.hardware, self.grid)
-
-    def coefficients(self, calibration: Calibration) -> Coefficients:
-        """Look up the fitted numbers."""
-        return calibration.coefficients(self.hardware.gpu, self.recipe)
-
-    def estimate(self, calibration: Calibration) -> Estimates:
-        """Estimate the configuration."""
-        return estimate_case(self.case(), self.coefficients(calibration))
-
-    def speed_source(self, calibration: Calibration) -> tuple[Residual, str]:
-        """The error of the speed, and its source in words."""
-        splits = [name for name in SPLITS if getattr(self.grid, name) > 1]
-        return speed_source(calibration, self.model, self.recipe, self.hardware, self.grid.nodes, splits)
+def build_case(model: ModelSpec, recipe: Recipe, hardware: Hardware, grid: Grid) -> Case:
+    """Build the case of one configuration, or refuse an illegal one."""
+    check_legal(model, recipe, grid)
+    return Case(model, recipe, hardware, grid)
 
 
 def build_recipe(

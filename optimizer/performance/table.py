@@ -115,21 +115,16 @@ def explain(x: Case, c: Coefficients) -> list[dict[str, Any]]:
     ]
 
 
-def _communication(t: StepTable, c: Coefficients) -> tuple[dict[str, Number], Number]:
-    """Seconds of each axis in a micro-batch, and of all in a step beside its micro-batches; none is hidden."""
+def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
+    """Seconds by part of one optimizer step; the parts add up to the step."""
+    work = {part: t.sums[part].seconds(c) for part in PARTS}
+    # Seconds of each axis in a micro-batch, and of all in a step beside its micro-batches; none is hidden.
     sent: dict[str, Number] = dict.fromkeys(("tensor", "context", "expert", "pipeline", "data"), 0.0)
     step_s: Number = 0.0
     for row in t.collectives.values():
         seconds = row.seconds(t.rates, t.local, c)
         sent[row.axis] = sent[row.axis] + seconds * row.a_micro_batch
         step_s = step_s + seconds * row.a_step
-    return sent, step_s
-
-
-def step_seconds(t: StepTable, c: Coefficients) -> dict[str, Number]:
-    """Seconds by part of one optimizer step; the parts add up to the step."""
-    work = {part: t.sums[part].seconds(c) for part in PARTS}
-    sent, step_s = _communication(t, c)
     # A context rank's sends hide behind attention to the previous rank's keys.
     context = np.maximum(0.0, sent["context"] - t.hides_context * work["attention"])
     tensor = sent["tensor"] * t.tensor_shown
@@ -209,22 +204,20 @@ def stack(tables: Sequence[Any]) -> Any:
 
 def estimate_case(x: Case, coefficients: Coefficients) -> Estimates:
     """Estimate every layout of a case, in the shape that its columns broadcast to."""
-    shape = np.broadcast_shapes(*map(np.shape, x.columns.values()))
+    shape = np.broadcast_shapes(*map(np.shape, vars(x.grid).values()))
     parts_s = step_seconds(StepTable(x), coefficients)
     total_s = np.asarray(sum(parts_s.values()), dtype=np.float64)
     held = memory(x)
     peak_gib, nccl_gib = held.peak / GIB, held.nccl / GIB
     reserve_gib = {"fragmentation": FRAGMENTATION * peak_gib, "cuda_context": CONTEXT_BYTES / GIB, "nccl": nccl_gib}
-    samples = x.data * x.micro_batch * x.grad_accum
-    gpus = x.ranks * x.tensor * x.pipeline
 
     def full(value: Any) -> Any:
         return np.broadcast_to(value, shape)
 
     return Estimates(
         step_time_s=full(total_s),
-        tokens_per_second=full(samples * x.recipe.seq_len / total_s),
-        mfu=full(samples * model_flops_per_sample(x) / total_s / (gpus * x.rates.peak)),
+        tokens_per_second=full(x.global_batch * x.recipe.seq_len / total_s),
+        mfu=full(x.global_batch * model_flops_per_sample(x) / total_s / (x.gpus * x.rates.peak)),
         peak_memory_gib=full(peak_gib),
         p95_memory_gib=full(held.p95 / GIB),
         limit_gib=full(limit_bytes(x.rates.gpu_memory_bytes, held.nccl) / GIB),

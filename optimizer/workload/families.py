@@ -44,14 +44,15 @@ class Config:
         if value is None and (optional or default is None):
             return 0
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            shown = self.spelling.get(name, name)
-            raise InvalidInputError(
-                f"{self.origin}: {shown} is {value!r}",
-                limit=f"a whole number of at least {least}"
-                + (f", or left out for transformers' default, {default}" if default is not None else ""),
-                next_step=NEXT,
+            left_out = "" if default is None else f", or left out for transformers' default, {default}"
+            raise self.wrong(
+                f"{self.spelling.get(name, name)} is {value!r}", f"a whole number of at least {least}{left_out}"
             )
         return value
+
+    def wrong(self, got: str, limit: str, why: str = "", next_step: str = NEXT) -> InvalidInputError:
+        """Error of a value that the configuration has."""
+        return InvalidInputError(f"{self.origin}: {got}", limit=limit, why=why, next_step=next_step)
 
     def flag(self, name: str) -> bool:
         """Read a switch; a null that the class takes is off."""
@@ -60,11 +61,7 @@ class Config:
     def check_heads(self, heads: str, width: str) -> None:
         """Refuse a number of heads that does not divide the width."""
         if self.whole(width) % self.whole(heads, least=1):
-            raise InvalidInputError(
-                f"{self.origin}: {heads} is {self.get(heads)}",
-                limit=f"a divisor of {width}, {self.get(width)}",
-                next_step=NEXT,
-            )
+            raise self.wrong(f"{heads} is {self.get(heads)}", f"a divisor of {width}, {self.get(width)}")
 
 
 Part = Callable[[Config, Values], Values]
@@ -94,7 +91,7 @@ class Family:
     Attributes:
         names: configuration's names of ModelSpec's fields, where they differ from USUAL and from the class's aliases of
             it; a name that the class does not have is not read.
-        facts: fields of ModelSpec and BiasesAndNorms that the family fixes; ``attention_bias`` is the kind of bias
+        facts: fields of ModelSpec that the family fixes; ``attention_bias`` is the kind of bias
             where the switch is on.
         parts: functions that read what names do not say.
         window_pattern: every layer has sliding-window attention where it is 1, all but each n-th where it is n.
@@ -337,12 +334,10 @@ def _t5(c: Config, v: Values) -> Values:
 def _vit(c: Config, v: Values) -> Values:
     hidden, layers, ffn = v["hidden_size"], v["layers"], v["ffn_size"]
     image, patch, channels = (c.whole(name, least=1) for name in ("image_size", "patch_size", "num_channels"))
-    for wrong, says, limit in (
-        (image % patch, f"image_size is {image} and patch_size {patch}", "patches that do not overlap"),
-        (channels != IMAGE_CHANNELS, f"num_channels is {channels}", f"{IMAGE_CHANNELS}: images are read as RGB"),
-    ):
-        if wrong:
-            raise InvalidInputError(f"{c.origin}: {says}", limit=limit, next_step=NEXT)
+    if image % patch:
+        raise c.wrong(f"image_size is {image} and patch_size {patch}", "patches that do not overlap")
+    if channels != IMAGE_CHANNELS:
+        raise c.wrong(f"num_channels is {channels}", f"{IMAGE_CHANNELS}: images are read as RGB")
     labels = c.whole("num_labels", least=1) or len(c.given.get("id2label") or {}) or 2
     patches, stem = (image // patch) ** 2, channels * patch**2 * hidden
     layer = _encoder_layer(hidden, ffn) - (0 if c.given.get("qkv_bias") in (None, True) else 3 * hidden)
@@ -366,11 +361,10 @@ def _whisper(c: Config, v: Values) -> Values:
     for what in ("attention_heads", "ffn_dim"):
         ours, theirs = c.whole(f"encoder_{what}"), c.whole(f"decoder_{what}")
         if ours != theirs:
-            raise InvalidInputError(
-                f"{c.origin}: encoder_{what} is {ours} and decoder_{what} {theirs}",
-                limit="the same in both",
-                why="costs are means of layers that differ in their lengths and in cross-attention alone",
-                next_step=NEXT,
+            raise c.wrong(
+                f"encoder_{what} is {ours} and decoder_{what} {theirs}",
+                "the same in both",
+                "costs are means of layers that differ in their lengths and in cross-attention alone",
             )
     frames, targets, decoder, bins = (
         c.whole(name, least=1)

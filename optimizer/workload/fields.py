@@ -74,16 +74,13 @@ def model_from_fields(fields: Mapping[str, Any]) -> ModelSpec:
             source="architecture fields of the request",
         )
     )
-    if given.parameters and abs(given.parameters / model.parameters - 1) > MOST_OFF:
+    parameters = given.parameters or model.parameters
+    if abs(parameters / model.parameters - 1) > MOST_OFF:
         raise InvalidInputError(
-            f"model.parameters is {given.parameters:,}, and the fields make {model.parameters:,}",
+            f"model.parameters is {parameters:,}, and the fields make {model.parameters:,}",
             limit=f"within {MOST_OFF:.0%} of the fields' own count: biases, norms and positions",
             next_step="leave model.parameters out, or correct the field that is wrong",
         )
-    if given.parameters:
-        active = model.active_parameters if model.experts else given.parameters
-        model = replace(model, parameters=given.parameters, active_parameters=active)
-    if not kind:
-        return model
-    config = explicit_sizes(USUAL, asdict(model))
-    return replace(model, config={**config, "tie_word_embeddings": model.tied_embeddings, "model_type": kind})
+    active = model.active_parameters if model.experts else parameters
+    config = {**explicit_sizes(USUAL, asdict(model)), "tie_word_embeddings": model.tied_embeddings, "model_type": kind}
+    return replace(model, parameters=parameters, active_parameters=active, config=config if kind else None)

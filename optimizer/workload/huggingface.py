@@ -6,12 +6,12 @@ field that a configuration leaves out has the class's default, and a null that d
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,10 @@ from optimizer.workload.families import (
     explicit_sizes,
     windows,
 )
-from optimizer.workload.model import BiasesAndNorms, ModelSpec, build_model, check_shape
+from optimizer.workload.model import ModelSpec, build_model, check_shape
 
 CONFIG_DEFAULTS = Path(__file__).parent / "data" / "config_defaults.json"
 _REQUIRED = ("layers", "hidden_size", "attention_heads", "vocab_size", "ffn_size")
-_DETAILS = {field.name for field in dataclasses.fields(BiasesAndNorms)}
 # Private scalars that change the model (OPT); others are transformers' own notes.
 _PRIVATE = ("_remove_final_layer_norm",)
 # Scalars that say who wrote the config, not what the model is.
@@ -54,6 +53,11 @@ _PROFILE = "gpufleet profile MODULE:FUNCTION counts any torch module; architectu
 @functools.cache
 def _classes() -> dict[str, dict[str, Any]]:
     return json.loads(CONFIG_DEFAULTS.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def class_default(kind: str, name: str) -> Any:
+    """Value that the class of a ``model_type`` gives a field which a configuration leaves out."""
+    return _classes()[kind]["fields"][name]
 
 
 def read_json(path: Path) -> Any:
@@ -86,14 +90,15 @@ def _model(data: Any, name: str, origin: str) -> ModelSpec:
     family = FAMILIES.get(kind)
     if family is None:
         raise _unknown(data, kind, origin)
+    whole = _config(kind, data, origin)
     if data.get("add_cross_attention"):
-        raise InvalidInputError(
-            f"{origin}: add_cross_attention is {data['add_cross_attention']}",
-            limit="a model of its own: false, or left out",
-            why="it is the decoder beside an encoder that the configuration does not describe",
-            next_step=_PROFILE,
+        raise whole.wrong(
+            f"add_cross_attention is {data['add_cross_attention']}",
+            "a model of its own: false, or left out",
+            "it is the decoder beside an encoder that the configuration does not describe",
+            _PROFILE,
         )
-    whole, tower, text, ties = _config(kind, data, origin), 0, data, family.ties
+    tower, text, ties = 0, data, family.ties
     if family.text:
         # Qwen's published configurations have the text's fields beside vision_config.
         text = data.get("text_config") or (data if kind.startswith("qwen") else {})
@@ -121,13 +126,12 @@ def _model(data: Any, name: str, origin: str) -> ModelSpec:
     if quantised:
         method = str(quantised.get("quant_method", "unknown")) if isinstance(quantised, Mapping) else "unknown"
         source += f", trained from weights that are no longer quantised ({method})"
-    details = BiasesAndNorms(**{key: values.pop(key) for key in _DETAILS & values.keys()})
-    model = build_model(details, name=name, config=config, source=source, tower_parameters=tower, **values)
+    model = build_model(name=name, config=config, source=source, tower_parameters=tower, **values)
     named, note = data.get("architectures"), ""
     if isinstance(named, list) and named and _OTHER_HEAD.fullmatch(str(named[0])):
         auto = AUTO[family.architecture]
         note = f"{name} is a {named[0]}, and the plan is for transformers' {auto}, which has another head and loss"
-    return dataclasses.replace(check_shape(model), quantised=method, head_note=note)
+    return replace(check_shape(model), quantised=method, head_note=note)
 
 
 def _config(kind: str, data: Mapping[str, Any], origin: str) -> Config:
@@ -163,7 +167,7 @@ def _names(c: Config, family: Family) -> dict[str, str]:
 
 
 def _read(c: Config, family: Family, required: tuple[str, ...]) -> Values:
-    """Fields of ModelSpec and BiasesAndNorms."""
+    """Fields of ModelSpec."""
     names = _names(c, family)
     sizes = {ours: theirs for ours, theirs in names.items() if ours not in SWITCHES}
     # A null of key-value heads is one a query head, whatever the class's default.
@@ -186,29 +190,20 @@ def _read(c: Config, family: Family, required: tuple[str, ...]) -> Values:
         value = c.given.get(name, None if inner else wanted)
         value = value.get(inner, wanted) if inner and isinstance(value, Mapping) else wanted if inner else value
         if value != wanted and (value or wanted):
-            raise InvalidInputError(
-                f"{c.origin}: {path} is {value!r}",
-                limit=f"{wanted!r}, or left out",
-                why="another value makes another model, or none, and its parameters are not counted",
-                next_step=_PROFILE,
-            )
+            why = "another value makes another model, or none, and its parameters are not counted"
+            raise c.wrong(f"{path} is {value!r}", f"{wanted!r}, or left out", why, _PROFILE)
     for name in ("layer_types", "no_rope_layers") if "attention_chunk_size" in c.defaults else ("layer_types",):
         of_layers = c.get(name)
         if name == "no_rope_layers" and not of_layers:  # Llama 4's published files have an empty list
             continue
         if isinstance(of_layers, list) and len(of_layers) != values["layers"] and {*of_layers} != {"full_attention"}:
-            raise InvalidInputError(
-                f"{c.origin}: {name} has {len(of_layers)} entries",
-                limit=f"one for each of the {values['layers']} layers",
-                next_step=f"shorten it with {names['layers']}, or leave it out for the class's own",
-            )
+            limit = f"one for each of the {values['layers']} layers"
+            next_step = f"shorten it with {names['layers']}, or leave it out for the class's own"
+            raise c.wrong(f"{name} has {len(of_layers)} entries", limit, next_step=next_step)
     pad = c.get("pad_token_id")
     if isinstance(pad, int) and 0 < values.get("vocab_size", 0) <= pad:
-        raise InvalidInputError(
-            f"{c.origin}: pad_token_id is {pad}",
-            limit=f"a row of the embedding: below vocab_size, {values['vocab_size']}",
-            next_step="set it to a token of the vocabulary, or to null",
-        )
+        limit = f"a row of the embedding: below vocab_size, {values['vocab_size']}"
+        raise c.wrong(f"pad_token_id is {pad}", limit, next_step="set it to a token of the vocabulary, or to null")
     values |= {"architecture": family.architecture, "soft_cap": False, "logits_soft_cap": False}
     for ours, theirs in (("soft_cap", "attn_logit_softcapping"), ("logits_soft_cap", "final_logit_softcapping")):
         values[ours] = theirs in c.defaults and bool(c.get(theirs))

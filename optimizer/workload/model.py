@@ -84,6 +84,13 @@ class ModelSpec:
         quantised: method that the checkpoint's weights are quantised by; empty for none.
         head_note: says that the configuration is of another head than the one planned; empty where it is not.
         tower_parameters: of ``parameters``, those of an encoder of images beside the layers.
+        attention_bias: "none", "qkv" (Qwen 2) or "all" (GPT-2). This and the rest make the parameter count exact.
+        norm_weight, norm_bias: vectors of a norm: both of LayerNorm, the weight of RMSNorm and bias-free LayerNorm.
+        token_types, embedding_norm: rows of a token-type embedding, and a norm after the embeddings (BERT).
+        mlm_head: a dense layer with norm before the output projection, and a vocabulary bias, two where the projection
+            is not the embedding (BERT).
+        wide_head_norms: norms of queries and keys are as wide as all heads together (OLMo 2).
+        beside: parameters that fit no other field.
         config: fields of the Hugging Face config that build the model, with model_type.
     """
 
@@ -125,6 +132,15 @@ class ModelSpec:
     activations_per_sample: float = 0.0
     convolutions: int = 0
     tower_parameters: int = 0
+    attention_bias: Literal["none", "qkv", "all"] = "none"
+    norm_weight: bool = True
+    norm_bias: bool = False
+    final_norm: bool = True
+    token_types: int = 0
+    embedding_norm: bool = False
+    mlm_head: bool = False
+    wide_head_norms: bool = False
+    beside: int = 0
     profile: ModuleProfile | None = None
     config: Mapping[str, Any] | None = field(default=None, compare=False)
     source: str
@@ -273,36 +289,7 @@ def check_shape(model: ModelSpec) -> ModelSpec:
     return model
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BiasesAndNorms:
-    """Biases and norms of a transformer, for an exact parameter count.
-
-    Attributes:
-        attention_bias: "none", "qkv" (Qwen 2) or "all" (GPT-2).
-        norm_weight, norm_bias: vectors of a norm: both of LayerNorm, the weight of RMSNorm and bias-free LayerNorm.
-        token_types, embedding_norm: rows of a token-type embedding, and a norm after the embeddings (BERT).
-        mlm_head: a dense layer with norm before the output projection, and a vocabulary bias, two where the projection
-            is not the embedding (BERT).
-        wide_head_norms: norms of queries and keys are as wide as all heads together (OLMo 2).
-        beside: parameters that fit no other field.
-    """
-
-    attention_bias: Literal["none", "qkv", "all"] = "none"
-    norm_weight: bool = True
-    norm_bias: bool = False
-    final_norm: bool = True
-    token_types: int = 0
-    embedding_norm: bool = False
-    mlm_head: bool = False
-    wide_head_norms: bool = False
-    beside: int = 0
-
-
-PLAIN = BiasesAndNorms()  # RMSNorm, no biases: Llama
-
-
 def build_model(
-    details: BiasesAndNorms = PLAIN,
     *,
     parameters: int | None = None,
     attention_heads: int,
@@ -327,22 +314,22 @@ def build_model(
         hidden_size=hidden_size,
         **fields,
     )
-    total, active = count_parameters(model, details)
+    total, active = count_parameters(model)
     total = parameters or total
     return replace(model, parameters=total, active_parameters=active if model.experts else total)
 
 
-def count_parameters(model: ModelSpec, details: BiasesAndNorms) -> tuple[int, int]:
+def count_parameters(model: ModelSpec) -> tuple[int, int]:
     """Count a transformer's parameters: all, and those one token passes through."""
     h, query, kv = model.hidden_size, model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
-    norm = h * (int(details.norm_weight) + int(details.norm_bias))
+    norm = h * (int(model.norm_weight) + int(model.norm_bias))
     attention = model.attention_matrix_parameters
-    if details.attention_bias != "none":  # of latent attention, those of the narrow projections
+    if model.attention_bias != "none":  # of latent attention, those of the narrow projections
         attention += model.latent_attention.latent_width if model.latent_attention else query + 2 * kv
-    if details.attention_bias == "all":
+    if model.attention_bias == "all":
         attention += h
     if model.head_norms:
-        attention += query + kv if details.wide_head_norms else 2 * model.head_dim
+        attention += query + kv if model.wide_head_norms else 2 * model.head_dim
     if model.latent_attention is not None:
         attention += model.latent_attention.query_rank + model.latent_attention.kv_rank  # norms of the latents
     if model.sinks:
@@ -357,9 +344,9 @@ def count_parameters(model: ModelSpec, details: BiasesAndNorms) -> tuple[int, in
     router = model.experts * (h + int(model.mlp_bias))
     shared = block(model.shared_ffn_size) if model.shared_ffn_size else 0
     dense = model.dense_layers * block(model.dense_ffn_size)
-    outside = model.table_parameters + h * details.token_types + details.beside
-    outside += norm * (int(details.final_norm) + int(details.embedding_norm))
-    if details.mlm_head:
+    outside = model.table_parameters + h * model.token_types + model.beside
+    outside += norm * (int(model.final_norm) + int(model.embedding_norm))
+    if model.mlm_head:
         outside += h * h + h + norm + model.vocab_size * (1 if model.tied_embeddings else 2)
     total, active = (
         outside

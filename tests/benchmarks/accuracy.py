@@ -25,6 +25,7 @@ from optimizer.performance.calibration import Calibration, load
 from optimizer.performance.fit import adapt, left_out_errors
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors, throughput_error
 from optimizer.performance.rows import Row, read_row
+from optimizer.performance.table import estimate_case
 from optimizer.performance.types import Bools, Floats
 from tests.benchmarks.many_nodes import Judged, left_out
 from tests.benchmarks.many_nodes import runs as nanotron_runs
@@ -136,7 +137,7 @@ def ran_out_of_memory(
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     setups = [read_row(Row.read(row), gpus) for row in rows]
-    fits = np.array([setup.estimate(calibration).fits for setup in setups])
+    fits = np.array([estimate_case(setup, setup.coefficients(calibration)).fits for setup in setups])
     counts: dict[str, tuple[int, list[str]]] = {}
     for row, fit_ in zip(rows, fits, strict=True):
         count, wrong = counts.get(row["allocator"], (0, []))
@@ -148,7 +149,7 @@ def judge(name: str, rows: Sequence[MeasuredRun], calibration: Calibration) -> J
     """Judge the calibration and the error that it states on ``rows``."""
     errors = log_errors(rows, calibration)
     stated = [row.setup.speed_source(calibration)[0].relative_error for row in rows]
-    gpus = [row.setup.gpus for row in rows]
+    gpus = [int(row.setup.gpus) for row in rows]
     within = int(np.count_nonzero(-errors <= NORMAL_P95 * np.array(stated)))
     return JudgedSuite(name=name, gpus=(min(gpus), max(gpus)), log_errors=errors, within_p95=within)
 

@@ -142,15 +142,17 @@ def _upper_envelope(fixed: Any, slopes: Any) -> tuple[BatchLine, ...]:
 
 
 def _check_linear(traced: Pass, counts: Counts, size: int, target: str) -> None:
-    """Check that memory and traffic of the third batch are on the lines."""
-    for name, expected, got in (
-        ("memory", traced.peak_bytes(size), max(counts.alive_bytes)),
-        ("traffic", traced.traffic.evaluate(size), counts.traffic_bytes),
+    """Check that the costs of the third batch are on the lines."""
+    flops = counts.flops["forward"] + counts.flops["backward"]
+    for name, unit, expected, got in (
+        ("memory", "MB", traced.peak_bytes(size), max(counts.alive_bytes)),
+        ("traffic", "MB", traced.traffic.evaluate(size), counts.traffic_bytes),
+        ("arithmetic", "MFLOP", traced.flops.total * size, flops.total()),
     ):
         if abs(got - expected) > LINEAR_WITHIN * max(got, expected):
             raise InvalidInputError(
-                f"the {name} of {target} is {got / 1e6:,.1f} MB for a batch of {size}",
-                limit=f"{expected / 1e6:,.1f} MB, as half and a quarter of it give",
+                f"the {name} of {target} is {got / 1e6:,.1f} {unit} for a batch of {size}",
+                limit=f"{expected / 1e6:,.1f} {unit}, as half and a quarter of it give",
                 why="costs are given for one sample, and here they do not grow with the batch alone",
                 next_step="a loss that compares all samples of a batch with each other cannot be profiled",
             )

@@ -139,7 +139,5 @@ class ModuleProfile(_Record):
 
     def passed(self, width: ArithmeticWidth, checkpointing: ProfiledCheckpointing) -> Pass | None:
         """Find the traced pass in that arithmetic and checkpointing."""
-        for traced in self.passes:
-            if (traced.width, traced.checkpointing) == (width, checkpointing):
-                return traced
-        return None
+        wanted = width, checkpointing
+        return next((traced for traced in self.passes if (traced.width, traced.checkpointing) == wanted), None)

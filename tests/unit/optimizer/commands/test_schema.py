@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from ruamel.yaml import YAML
 
 from optimizer.commands.schema import NAMES
+from optimizer.performance.rows import Row
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.wheel import REPOSITORY
 
@@ -65,5 +66,6 @@ def test_a_row_of_estimate_is_valid(gpufleet: Gpufleet, validators: dict[str, An
     assert code == 0 and [bool(row["error"]) for row in rows] == [False, True]
     for row in rows:
         validators["report-row"].validate(row)
+    assert validators["report-row"].schema["properties"].keys() >= Row.model_fields.keys()
     with pytest.raises(ValidationError):
         validators["report-row"].validate(rows[0] | {"fits": "perhaps"})

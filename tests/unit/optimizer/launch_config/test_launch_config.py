@@ -22,6 +22,7 @@ import pytest
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
 from optimizer.launch_config import ENGINES, accelerate, launch_config
+from optimizer.workload.presets import presets
 from tests.plans import sample_plan
 
 LLAMA: dict[str, Any] = {
@@ -117,8 +118,11 @@ def test_an_engine_takes_the_plans_it_can_carry_out_and_names_another_for_the_re
     ("engine", "refused", "says"),
     [
         *(
-            ("torchtitan", plan({"architecture": {"model_type": kind}}), "trains decoders of text")
-            for kind in ("modernbert", "deberta-v2", "gemma3", "qwen2_vl", "t5")
+            ("torchtitan", plan({"architecture": architecture}), "trains decoders of text")
+            for architecture in (
+                LLAMA | {"model_type": "qwen2_vl"},
+                *(presets()[name].build_config for name in ("bert-base", "t5-small", "resnet50")),
+            )
         ),
         (
             "torchtitan",
@@ -312,6 +316,12 @@ def test_megatron_gets_stages_of_as_many_layers(layers: int, ends: list[str]) ->
 def test_megatron_refuses_what_it_would_not_start_with(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInputError, match=says):
         _of_megatron(LLAMA | changes, data=4, pipeline=4, micro_batch=1, grad_accum=32)
+
+
+def test_megatron_gets_the_values_of_the_class_for_fields_that_are_left_out() -> None:
+    left = {name: LLAMA[name] for name in LLAMA if not name.startswith(("rope", "rms"))}
+    text = _of_megatron(left | {"model_type": "mixtral"})
+    assert "--rotary-base 1000000\n" in text and "--norm-epsilon 1e-05\n" in text
 
 
 @pytest.mark.parametrize("normalised", [True, False, None])

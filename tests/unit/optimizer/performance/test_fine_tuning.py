@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,14 @@ from bootstrap.contract.fine_tuning import FineTuning
 from optimizer.catalog.gpus import gpu_table
 from optimizer.contract.errors import InvalidInputError
 from optimizer.economics.checkpoint import checkpoint_gib
-from optimizer.performance.calibration import load
+from optimizer.performance.case import Case
 from optimizer.performance.fine_tuning import trained_parameters
 from optimizer.performance.operations import model_flops_per_sample
-from optimizer.performance.setups import Setup, build_hardware, build_recipe, find_gpu
+from optimizer.performance.setups import build_case, build_hardware, build_recipe, find_gpu
 from optimizer.performance.types import DDP, ZERO3, Estimates, Grid
 from optimizer.workload.model import ModelSpec
 from optimizer.workload.resolve import resolve_model
-from tests.unit.optimizer.performance.fixtures import part_s
+from tests.unit.optimizer.performance.fixtures import evaluate, part_s
 
 LLAMA = resolve_model("llama-3.1-8b")
 GIB = 2**30
@@ -33,18 +32,19 @@ def _setup(
     framework: str = "gpufleet",
     tuning: FineTuning | None = None,
     **recipe: Any,
-) -> Setup:
+) -> Case:
     h200 = find_gpu("H200", gpu_table())
-    return Setup(
-        model=model,
-        recipe=build_recipe(model, seq_len=2048, framework=framework, tuning=tuning or FineTuning(), **recipe),
-        hardware=build_hardware(h200, 8, None),
-        grid=Grid(nodes=1, data=gpus, micro_batch=2, checkpointing=2, sharding=sharding),
+    return build_case(
+        model,
+        build_recipe(model, seq_len=2048, framework=framework, tuning=tuning or FineTuning(), **recipe),
+        build_hardware(h200, 8, None),
+        Grid(nodes=1, data=gpus, micro_batch=2, checkpointing=2, sharding=sharding),
     )
 
 
 def _estimate(model: ModelSpec = LLAMA, **settings: Any) -> Estimates:
-    return _setup(model, **settings).estimate(load())
+    case = _setup(model, **settings)
+    return evaluate(case.model, case.recipe, case.hardware, case.grid)
 
 
 LORA, QLORA = FineTuning(method="lora"), FineTuning(method="qlora")
@@ -77,7 +77,7 @@ def test_states_are_those_of_the_method() -> None:
 
 
 def test_frozen_weights_have_no_products_for_their_gradients() -> None:
-    full, lora, frozen = (_setup(tuning=tuning).case() for tuning in (None, LORA, FineTuning(frozen="16")))
+    full, lora, frozen = (_setup(tuning=tuning) for tuning in (None, LORA, FineTuning(frozen="16")))
     assert float(model_flops_per_sample(lora)) == pytest.approx(float(model_flops_per_sample(full)) * 2 / 3, rel=0.02)
     # Half of the layers run forward only.
     assert part_s(frozen, "attention") / part_s(full, "attention") == pytest.approx((1 + 2.5 / 2) / 3.5)
@@ -138,4 +138,4 @@ def test_attention_of_a_mixture_has_adapters_over_a_16_bit_base(name: str) -> No
 def test_tensor_ranks_have_no_adapters() -> None:
     setup = _setup(tuning=LORA)
     with pytest.raises(InvalidInputError, match="tensor is 2"):
-        replace(setup, grid=Grid(nodes=1, data=1, tensor=2, sharding=DDP))
+        build_case(setup.model, setup.recipe, setup.hardware, Grid(nodes=1, data=1, tensor=2, sharding=DDP))

@@ -9,6 +9,7 @@ import pytest
 
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.calibration import POOLED, Calibration, Residual
+from optimizer.performance.case import Case
 from optimizer.performance.confidence import DENSE
 from optimizer.performance.fit import LEAST_ERROR, adapt, conformal, folds, left_out_errors, residuals
 from optimizer.performance.measured_runs import RUNS, MeasuredRun, log_errors
@@ -23,10 +24,10 @@ def rows_of(suite: str) -> tuple[MeasuredRun, ...]:
 
 def on(rows: Sequence[MeasuredRun], gpu: str) -> list[MeasuredRun]:
     """The rows, run on another GPU at the speed the shipped calibration gives it."""
-    table = gpu_table()
     moved = []
     for row in rows:
-        setup = replace(row.setup, hardware=replace(row.setup.hardware, gpu=table[gpu]))
+        hardware = replace(row.setup.hardware, gpu=gpu_table()[gpu])
+        setup = Case(row.setup.model, row.setup.recipe, hardware, row.setup.grid)
         moved.append(replace(row, setup=setup, peak_memory_gib=None))
     return at_speed(moved, SHIPPED)
 
@@ -35,7 +36,7 @@ def at_speed(rows: Sequence[MeasuredRun], truth: Calibration, factor: float = 1.
     """The rows with the throughput that ``truth`` gives them, times ``factor``."""
     speeds = predict(rows, truth).tokens_per_second
     return [
-        replace(row, tokens_per_second_per_gpu=factor * float(speed) / row.setup.gpus)
+        replace(row, tokens_per_second_per_gpu=factor * float(speed / row.setup.gpus))
         for row, speed in zip(rows, speeds, strict=True)
     ]
 
@@ -142,11 +143,11 @@ def test_one_model_never_proves_an_error_below_what_was_stated() -> None:
 def test_what_splits_and_nodes_add_is_no_part_of_a_cell() -> None:
     """Two runs over EFA through host memory, which states log 2, leave the error of their GPU's other layouts."""
     run = next(row for row in rows_of("h200") if row.setup.model.name == "llama-410m")
+    was = run.setup
     cell = f"{DENSE} on H100 in torch"
-    hardware = replace(run.setup.hardware, gpus_per_node=1, efa=True, gpudirect=False)
+    hardware = replace(was.hardware, gpu=gpu_table()["h100-80gb"], gpus_per_node=1, efa=True, gpudirect=False)
     for changes in ({"nodes": 2, "data": 2}, {"nodes": 1, "data": 1, "tensor": 2}):
-        setup = replace(run.setup, hardware=hardware, grid=replace(run.setup.grid, **changes))
-        setup = replace(setup, hardware=replace(hardware, gpu=gpu_table()["h100-80gb"]))
+        setup = Case(was.model, was.recipe, hardware, replace(was.grid, **changes))
         assert setup.speed_source(SHIPPED)[0].relative_error >= SHIPPED.residuals[POOLED].relative_error
         stated = residuals([replace(run, setup=setup)] * 2, np.zeros(2), SHIPPED)[cell]
         assert stated.relative_error == SHIPPED.residuals[cell].relative_error

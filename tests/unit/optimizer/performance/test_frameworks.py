@@ -1,22 +1,14 @@
 from __future__ import annotations
 
-import pytest
-
 from optimizer.catalog.gpus import gpu_table
 from optimizer.performance.frameworks import ALIASES, framework_name, frameworks
 from optimizer.performance.types import Recipe
 from tests.unit.optimizer.performance.fixtures import CALIBRATION
 
 
-@pytest.mark.parametrize(
-    ("name", "profile"),
-    [("transformers", "torch"), ("Composer-FSDP", "composer-fsdp"), ("", "torch"), ("my-own-code", "torch")],
-)
-def test_an_unknown_framework_is_plain_pytorch(name: str, profile: str) -> None:
-    assert framework_name(name) == profile
-
-
-def test_a_cnn_in_plain_pytorch_is_torchvision() -> None:
+def test_an_unknown_framework_is_plain_pytorch_and_torchvision_for_a_cnn() -> None:
+    assert framework_name("transformers") == framework_name("") == framework_name("my-own-code") == "torch"
+    assert framework_name("Composer-FSDP") == "composer-fsdp"
     assert framework_name("", cnn=True) == framework_name("torchvision", cnn=True) == "torchvision"
     assert framework_name("megatron", cnn=True) == "megatron"
 

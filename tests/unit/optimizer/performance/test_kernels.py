@@ -42,7 +42,7 @@ def predicted(settings: tuple[str, ...]) -> dict[str, float]:
     row |= {"precision": precision, "compiled": compiled, "gpus": "1", "grad_accum": "1", "sharding": "ddp"}
     row |= {"tensor_parallel": "1", "attention": "flash"}
     setup = read_row(Row.read(row), gpu_table())
-    parts = step_seconds(StepTable(setup.case()), setup.coefficients(CALIBRATION))
+    parts = step_seconds(StepTable(setup), setup.coefficients(CALIBRATION))
     return {part: float(np.ravel(seconds)[0]) for part, seconds in parts.items()}
 
 

@@ -203,6 +203,10 @@ def compares_samples(batch_size: int) -> Any:
     return nn.Linear(4, 4), torch.randn(batch_size, 4), lambda o: torch.cdist(o, o).repeat(64, 64).exp().sum()
 
 
+def compares_wide_samples(batch_size: int) -> Any:
+    return nn.Linear(4, 4096), torch.randn(batch_size, 4), lambda o: (o @ o.T).sum()
+
+
 def custom_operator(batch_size: int) -> Any:
     library: Any = torch.library.Library("gpufleet_tests", "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define("without_kernel(Tensor x) -> Tensor")

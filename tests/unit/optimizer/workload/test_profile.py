@@ -179,6 +179,7 @@ def test_what_user_code_prints_is_no_result(capsys: pytest.CaptureFixture[str]) 
         ("looks_at_values", "the value that no fake tensor has"),
         ("loops", "operators on a batch of 2"),
         ("compares_samples", "do not grow with the batch alone"),
+        ("compares_wide_samples", "the arithmetic of .* MFLOP"),
         ("custom_operator", "register_fake"),
         ("not_a_function", "is not a function"),
         ("absent", "functions there: .*mlp"),
