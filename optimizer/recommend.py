@@ -117,12 +117,12 @@ def recommend(
     problem = Problem.resolve(request, catalog, calibration)
     tables, rejected = find_candidates(problem)
     ranking = rank(tables, request)
+    listed = list_cheapest(tables, request.constraints)
     contrasts = [candidate for candidate in (ranking.faster, ranking.cheaper) if candidate]
     candidates = list(dict.fromkeys([*ranking.pareto, *ranking.best, *contrasts]))
-    plans = {
-        candidate: add_alternates(problem, candidate, plan).seal()
-        for candidate, plan in zip(candidates, build_plans(problem, candidates), strict=True)
-    }
+    built = build_plans(problem, candidates)
+    places = add_alternates(problem, dict(zip(candidates, built, strict=True)))
+    plans = {candidate: plan.seal() for candidate, plan in places.items()}
     for candidate in ranking.best[:PRICED_PLANS]:
         outlook = price_policies(plans[candidate])
         plans[candidate] = plans[candidate].model_copy(update={"spot_policy": outlook})
@@ -135,7 +135,7 @@ def recommend(
         cheaper=plans[ranking.cheaper] if ranking.cheaper else None,
         nearest=() if first else tuple(find_nearest(problem, tables)),
         rejected=tuple(rejected),
-        candidates=list_cheapest(tables, request.constraints),
+        candidates=listed,
         searched_plans=sum(table.fastest.configurations * len(table.purchases) for table in tables),
         configurations=sum(table.fastest.configurations for table in tables),
         notes=tuple(list_notes(problem, tables, rejected, [candidate.purchase for candidate in ranking.best], first)),

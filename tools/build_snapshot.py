@@ -22,7 +22,7 @@ from typing import Any
 from optimizer.catalog import invariants
 from optimizer.catalog.gpus import DATA, read_table
 from optimizer.catalog.model import UNIT_ITEMS, UnitPrice
-from optimizer.catalog.snapshot import SHIPPED, Snapshot, build_catalog, list_sources, write_snapshot
+from optimizer.catalog.snapshot import SHIPPED, build_catalog, list_sources, write_snapshot
 from optimizer.catalog.sources import Skipped, instance_types, offerings
 from optimizer.catalog.tables import Tables
 from optimizer.contract.hardware import DERIVED_SPOT, HourlyPrice, InstanceType, InterruptionBand, Offer, Zones
@@ -58,7 +58,7 @@ def main() -> None:
     if metadata.version("moto") != MOTO_VERSION:
         sys.exit(f"moto {metadata.version('moto')} is installed; the snapshot's facts are those of moto {MOTO_VERSION}")
     tables, skipped = build()
-    violations = invariants.check(build_catalog(Snapshot(tables=tables, made_at=MADE_AT, origin="build")))
+    violations = invariants.check(build_catalog(tables, made_at=MADE_AT, origin="build"))
     if violations:
         sys.exit("\n".join(map(str, violations)))
     write_snapshot(SHIPPED, tables, made_at=MADE_AT)

@@ -1,4 +1,4 @@
-"""Rules that every catalog keeps; tests, ``catalog verify`` and each refresh check them."""
+"""Rules that every catalog keeps; ``catalog verify``, each refresh and each reading of a user's snapshot check them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from datetime import date
 from typing import NamedTuple
 
 from optimizer.catalog.model import UNIT_ITEMS, Catalog
-from optimizer.catalog.sources.offerings import REGIONAL_ZONE
 from optimizer.contract.hardware import InstanceType, Offer
-
-REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
+from optimizer.contract.spelling import REGION, ZONE_ID
 
 
 class InvariantViolation(NamedTuple):
@@ -96,9 +94,9 @@ def price_problems(offer: Offer, latest: date) -> Iterator[tuple[str, str]]:
 
 
 def _place_problems(offer: Offer) -> Iterator[tuple[str, str]]:
-    if not REGION.fullmatch(offer.region):
+    if not re.match(REGION, offer.region):
         yield "a region is named as AWS names it", offer.region
-    if local := [zone for zone in offer.zone_ids if not REGIONAL_ZONE.fullmatch(zone)]:
+    if local := [zone for zone in offer.zone_ids if not re.match(ZONE_ID, zone)]:
         yield "zone ids are of a region's own zones", ", ".join(local)
     spot = offer.spot_by_zone
     for price in spot:
@@ -108,7 +106,7 @@ def _place_problems(offer: Offer) -> Iterator[tuple[str, str]]:
         yield "a region has one spot price, or one a zone", " ".join(price.zone_id or "-" for price in spot)
     if list(spot) != sorted(spot, key=lambda price: price.usd_per_hour):
         yield "the cheapest zone's spot price is first", " ".join(f"{price.usd_per_hour}" for price in spot)
-    if offer.interruption_band is not None:
-        low, high = offer.interruption_band
-        if not 0 <= low < (1 if high is None else high) <= 1:
+    if offer.interruptions is not None:
+        low, high, *_ = offer.interruptions
+        if not (0 <= low < 1 and (high is None or low < high < 1)):
             yield "an interruption band is a share of instances", f"{low} to {high}"

@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from optimizer.catalog.gpus import why_left_out
 from optimizer.contract.errors import DataMissingError, InvalidInputError
-from optimizer.contract.hardware import Gpu, InstanceType, LearnedPool, Offer
+from optimizer.contract.hardware import Gpu, InstanceType, LearnedPool, Offer, is_named
 from optimizer.contract.spelling import near_names
 
 # One unit of each item. EBS, S3 and FSx bill 2^30 bytes as one "GB" (https://aws.amazon.com/ebs/pricing/).
@@ -130,6 +130,14 @@ class Catalog:
                 raise unknown("GPU", name, sorted({gpu.name for gpu in used.values()}))
             chosen |= keys
         return chosen if names else None
+
+    def match(self, kind: Literal["instance type", "region"], patterns: Sequence[str]) -> list[str]:
+        """Names that match a pattern, all without patterns; InvalidInputError for a pattern that matches none."""
+        names = self.regions if kind == "region" else tuple(self._types)
+        for pattern in patterns:
+            if not any(is_named(name, pattern) for name in names):
+                raise unknown(kind, pattern, names)
+        return [name for name in names if not patterns or any(is_named(name, pattern) for pattern in patterns)]
 
     def check_region(self, region: str) -> str:
         """Return ``region`` if it has an offer; InvalidInputError otherwise."""

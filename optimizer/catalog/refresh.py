@@ -18,7 +18,6 @@ from bootstrap.contract.words import counted
 from optimizer.aws import clients, errors
 from optimizer.catalog import invariants, snapshot
 from optimizer.catalog.model import UNIT_ITEMS, UnitPrice
-from optimizer.catalog.snapshot import Snapshot
 from optimizer.catalog.sources import Skipped, capacity_manager, instance_types, offerings, price_list, spot_history
 from optimizer.catalog.sources.price_list import InstancePrice
 from optimizer.catalog.sources.spot_history import ZonePrice
@@ -91,7 +90,7 @@ def refresh(
     Raises:
         GpufleetError: nothing could be read, or the result would break an invariant; nothing is written then.
     """
-    tables, now = snapshot.read_newest().tables, datetime.now(UTC)
+    tables, now = Tables.of(snapshot.read_newest()), datetime.now(UTC)
     known_types = {instance.name for instance in tables.instance_types}
     known_regions = {offer.region for offer in tables.offers}
 
@@ -110,7 +109,7 @@ def refresh(
     for answer in answers:
         tables = merge(tables, answer, now.date())
     tables, dropped = drop_contradictions(tables)
-    catalog = snapshot.build_catalog(Snapshot(tables=tables, made_at=now, origin="the refreshed catalog"))
+    catalog = snapshot.build_catalog(tables, made_at=now, origin="the refreshed catalog")
     if broken := invariants.check(catalog):
         raise GpufleetError(
             f"the refreshed catalog breaks {counted(len(broken), 'rule')}, and is not kept:\n  "

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from optimizer.catalog.gpus import why_left_out
-from optimizer.catalog.model import Catalog, unknown
-from optimizer.contract.errors import InvalidInputError
+from optimizer.catalog.model import Catalog
 from optimizer.contract.hardware import HourlyPrice, Offer
 
 PricedAs = Literal["on-demand", "reserved", "capacity-block", "spot"]
@@ -47,16 +44,15 @@ def select(
     ``memory_gib`` is of one GPU, as EC2 reports it.
     """
     gpu_keys = catalog.gpu_keys(gpus)
-    in_regions = _matching("region", regions, catalog.regions)
-    of_types = _matching("instance type", types, [instance.name for instance in catalog.instance_types])
+    in_regions, of_types = set(catalog.match("region", regions)), set(catalog.match("instance type", types))
     return [
         offer
         for offer in catalog.offers
         if (gpu_keys is None or offer.instance.gpu.key in gpu_keys)
         and count[0] <= offer.instance.gpu_count <= count[1]
         and memory_gib[0] <= offer.instance.gpu_memory_gib <= memory_gib[1]
-        and (in_regions is None or offer.region in in_regions)
-        and (of_types is None or offer.instance.name in of_types)
+        and offer.region in in_regions
+        and offer.instance.name in of_types
     ]
 
 
@@ -73,19 +69,3 @@ def sort(offers: Iterable[Offer], priced_as: PricedAs) -> list[Offer]:
 def price_of(offer: Offer, priced_as: PricedAs) -> HourlyPrice | None:
     """Price of this kind (spot: the cheapest zone's); None where no price was published."""
     return next((price for kind, price in offer.prices if kind == priced_as), None)
-
-
-def _matching(kind: str, patterns: Sequence[str], known: Sequence[str]) -> set[str] | None:
-    if not patterns:
-        return None
-    chosen: set[str] = set()
-    for pattern in patterns:
-        matches = [name for name in known if fnmatch.fnmatchcase(name.lower(), pattern.lower())]
-        if not matches:
-            if any(sign in pattern for sign in "*?[") and not (kind == "instance type" and why_left_out(pattern)):
-                raise InvalidInputError(
-                    f"no {kind} matches {pattern!r}", limit=f"one of {', '.join(sorted(known))}, or a pattern of them"
-                )
-            raise unknown(kind, pattern, known)
-        chosen.update(matches)
-    return chosen

@@ -10,18 +10,18 @@ Over 2 and 3 it lays what the user's stacks learned (``learned.py``).
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 from bootstrap.contract.capacity import PoolEvents
 from bootstrap.contract.codec import to_text
-from optimizer.catalog import learned
+from bootstrap.contract.words import counted
+from optimizer.catalog import invariants, learned
 from optimizer.catalog.gpus import DATA, gpu_table
 from optimizer.catalog.learned import Learned, LearnedStack
 from optimizer.catalog.model import Catalog, Source
@@ -45,51 +45,40 @@ def learned_file() -> Path:
     return user_directory().parent / learned.FILE
 
 
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """Tables of one snapshot, when they were made, their directory (or "shipped"), and notes on why it was chosen."""
-
-    tables: Tables
-    made_at: datetime
-    origin: str
-    notes: tuple[str, ...] = ()
-
-
 def load(path: Path | None = None) -> Catalog:
     """Read the snapshot at ``path``, or the first of the list above; DataMissingError where it cannot be used."""
     if path is None and os.environ.get(DIRECTORY_VARIABLE):
         path = Path(os.environ[DIRECTORY_VARIABLE])
     if path is not None:
-        return _build_usable(read_snapshot(path))
-    return learned.lay_over(build_catalog(read_newest()), learned_file())
+        return _check_usable(read_snapshot(path))
+    return learned.lay_over(read_newest(), learned_file())
 
 
-def read_newest() -> Snapshot:
+def read_newest() -> Catalog:
     """The newer of the user's and the shipped snapshot, if the user's can be read."""
     shipped = read_snapshot(SHIPPED, origin="shipped")
     directory = user_directory()
     if not (directory / FILE).exists():
         return shipped
     try:
-        user = read_snapshot(directory)
-        _build_usable(user)
+        user = _check_usable(read_snapshot(directory))
     except DataMissingError as error:
         note = f"the refreshed catalog cannot be used, the shipped one is read instead: {error.got}"
     else:
         if user.made_at > shipped.made_at:
             return user
         note = f"the refreshed catalog in {directory} is from {user.made_at:%Y-%m-%d}, before the shipped one: not used"
-    return Snapshot(tables=shipped.tables, made_at=shipped.made_at, origin="shipped", notes=(note,))
+    return replace(shipped, notes=(note,))
 
 
-def read_snapshot(directory: Path, *, origin: str | None = None) -> Snapshot:
+def read_snapshot(directory: Path, *, origin: str | None = None) -> Catalog:
     """Read a snapshot; DataMissingError where it is missing, empty, damaged, or of another format."""
     path = directory / FILE
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["format_version"] != FORMAT_VERSION:
             raise _unusable(path, f"format version {document['format_version']}, not {FORMAT_VERSION}")
-        made_at, tables = datetime.fromisoformat(document["made_at"]), parse_tables(document)
+        made_at, tables = datetime.fromisoformat(document["made_at"]).astimezone(UTC), parse_tables(document)
     except OSError as error:
         raise _unusable(path, f"cannot be read: {error.strerror}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -97,7 +86,7 @@ def read_snapshot(directory: Path, *, origin: str | None = None) -> Snapshot:
     for name in ("instance_types", "offers"):
         if not getattr(tables, name):
             raise _unusable(path, f"has no {name}")
-    return Snapshot(tables=tables, made_at=made_at, origin=origin or str(directory))
+    return build_catalog(tables, made_at=made_at, origin=origin or str(directory))
 
 
 def write_snapshot(directory: Path, tables: Tables, *, made_at: datetime) -> None:
@@ -129,37 +118,33 @@ def keep_events(place: str, stack: str, pools: Mapping[str, PoolEvents], *, now:
     _replace(learned_file(), to_text(changed).encode())
 
 
-def _build_usable(snapshot: Snapshot) -> Catalog:
-    """Build the catalog; DataMissingError for a price not above 0, which a plan would divide by or take as free."""
-    catalog = build_catalog(snapshot)
-    prices = [
-        (price.usd_per_hour, f"{offer.instance.name} in {offer.region}")
-        for offer in catalog.offers
-        for _, price in offer.prices
-    ]
-    prices += [(unit.usd, f"{unit.item} in {unit.region}") for unit in catalog.unit_prices]
-    for usd, what in prices:
-        if not 0 < usd < math.inf:
-            raise _unusable(Path(snapshot.origin), f"has a price of {usd} USD, not above 0, of {what}")
+def _check_usable(catalog: Catalog) -> Catalog:
+    """Return the catalog; DataMissingError where it breaks a rule, as a price that a plan would take as free does."""
+    path = Path(catalog.origin)
+    try:
+        broken = invariants.check(catalog, today=datetime.now(UTC).date())
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _unusable(path, f"is no catalog: {error!r}") from error
+    if broken:
+        several = f"; gpufleet catalog verify {path} lists all" if len(broken) > 1 else ""
+        raise _unusable(path, f"breaks {counted(len(broken), 'rule')}: {broken[0]}{several}")
     return catalog
 
 
-def build_catalog(snapshot: Snapshot) -> Catalog:
-    """The catalog of a snapshot; DataMissingError without any on-demand price."""
-    tables = snapshot.tables
+def build_catalog(tables: Tables, *, made_at: datetime, origin: str) -> Catalog:
+    """The catalog of a snapshot's tables; DataMissingError without any on-demand price."""
     dates = [offer.on_demand.as_of for offer in tables.offers if offer.on_demand]
     if not dates:
-        raise _unusable(Path(snapshot.origin), "holds no on-demand price")
+        raise _unusable(Path(origin), "holds no on-demand price")
     return Catalog(
         offers=tuple(tables.offers),
         instance_types=tuple(sorted(tables.instance_types, key=lambda instance: instance.name)),
         gpus=tuple(gpu_table().values()),
         unit_prices=tuple(tables.unit_prices),
         sources=list_sources(tables),
-        made_at=snapshot.made_at,
+        made_at=made_at,
         as_of=min(dates),
-        origin=snapshot.origin,
-        notes=snapshot.notes,
+        origin=origin,
     )
 
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import date
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from optimizer.catalog.gpus import gpu_table
-from optimizer.catalog.model import UNIT_ITEMS, UnitPrice
+from optimizer.catalog.model import UNIT_ITEMS, Catalog, UnitPrice
 from optimizer.contract.hardware import Gpu, HourlyPrice, InstanceType, InterruptionBand, Offer, Zones
 
 OFFER_PRICES = ("on_demand", "reserved_1yr", "capacity_block", "spot")
@@ -21,6 +21,11 @@ class Tables(NamedTuple):
     instance_types: list[InstanceType]
     offers: list[Offer]
     unit_prices: list[UnitPrice]
+
+    @classmethod
+    def of(cls, catalog: Catalog) -> Self:
+        """Tables of a catalog, to change and write."""
+        return cls(list(catalog.instance_types), list(catalog.offers), list(catalog.unit_prices))
 
 
 def _parse_type(row: dict[str, Any]) -> InstanceType:
@@ -59,9 +64,10 @@ def parse_tables(document: dict[str, Any]) -> Tables:
 
     After a change of rows, raise snapshot.FORMAT_VERSION and rebuild it.
     """
-    types = {row["name"]: _parse_type(row) for row in document["instance_types"]}
+    instance_types = list(map(_parse_type, document["instance_types"]))
+    types = {instance.name: instance for instance in instance_types}
     return Tables(
-        instance_types=list(types.values()),
+        instance_types=instance_types,
         offers=[_parse_offer(row, types) for row in document["offers"]],
         unit_prices=list(map(_parse_unit_price, document["unit_prices"])),
     )

@@ -12,7 +12,7 @@ import click
 from optimizer.catalog import Catalog, Source, invariants, load, ttl
 from optimizer.catalog.refresh import enabled_regions
 from optimizer.catalog.refresh import refresh as refresh_regions
-from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, build_catalog, read_snapshot
+from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, read_snapshot
 from optimizer.commands.calibrate import command as calibrate
 from optimizer.commands.learn import COLUMNS as POOL_COLUMNS
 from optimizer.commands.learn import learn, pool_rows
@@ -89,7 +89,7 @@ def verify(directory: Path | None, output_format: str) -> None:
       gpufleet catalog verify
       gpufleet catalog verify ~/.cache/gpufleet/catalog
     """
-    catalog = load() if directory is None else build_catalog(read_snapshot(directory))
+    catalog = load() if directory is None else read_snapshot(directory)
     write_notes(catalog.notes)
     violations = invariants.check(catalog)
     if violations or output_format != "table":

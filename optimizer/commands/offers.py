@@ -14,7 +14,7 @@ from optimizer.clouds.offers import CLOUDS, CloudOffer, join_catalog, load_offer
 from optimizer.commands.long_help import LongCommand
 from optimizer.commands.output import format_option, write_notes, write_rows, write_truer
 from optimizer.contract.errors import DataMissingError, NothingFeasibleError
-from optimizer.contract.hardware import HourlyPrice, Offer, break_even_hours
+from optimizer.contract.hardware import HourlyPrice, InterruptionBand, Offer, break_even_hours
 
 
 def _whole(value: float) -> float | int:
@@ -51,8 +51,8 @@ FIELDS: dict[str, Callable[[Offer], Any]] = {
     "reserved_1yr_as_of": _of("reserved_1yr", "as_of"),
     "spot_as_of": _of("spot", "as_of"),
     "spot_zone_id": lambda offer: (offer.spot.zone_id or None) if offer.spot else None,
-    "interruption_low": lambda offer: offer.interruption_band[0] if offer.interruption_band else None,
-    "interruption_high": lambda offer: offer.interruption_band[1] if offer.interruption_band else None,
+    "interruption_low": _of("interruptions", "low"),
+    "interruption_high": _of("interruptions", "high"),
     "nvme_gb": lambda offer: _whole(offer.instance.nvme_gb),
     "network_cards": lambda offer: offer.instance.network_cards,
     "cpu_architecture": lambda offer: offer.instance.cpu_architecture,
@@ -205,17 +205,17 @@ def command(
 
 def row(offer: Offer, other: CloudOffer | None = None) -> dict[str, Any]:
     """An offer by published field names, and "interrupted" for the table; ``other`` has another cloud's own facts."""
-    fields = {name: read(offer) for name, read in FIELDS.items()} | {"interrupted": _band(offer.interruption_band)}
+    fields = {name: read(offer) for name, read in FIELDS.items()} | {"interrupted": _band(offer.interruptions)}
     if other:
         fields |= {"cloud": other.cloud, "fabric": other.fabric, "note": other.note or None}
         fields |= {"nvme_gb": None, "network_cards": None}
     return fields
 
 
-def _band(band: tuple[float, float | None] | None) -> str | None:
+def _band(band: InterruptionBand | None) -> str | None:
     if band is None:
         return None
-    low, high = band
+    low, high, *_ = band
     if high is None:
         return f">{low:.0%}"
     return f"<{high:.0%}" if low == 0 else f"{100 * low:.0f}-{high:.0%}"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime
+from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from bootstrap.contract.capacity import PoolEvents, PoolName
@@ -97,6 +98,12 @@ class InstanceType:
         return max(1, math.floor(self.gpu_count))
 
 
+def is_named(name: str, pattern: str) -> bool:
+    """True for a type or region itself, a type of the family (p5), and a match of the pattern (g6*, US-*)."""
+    name, pattern = name.lower(), pattern.lower()
+    return fnmatchcase(name, pattern) or name.split(".")[0] == pattern
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HourlyPrice:
     """A price in USD per instance-hour; ``zone_id`` ("use1-az6") is empty for the whole region."""
@@ -182,11 +189,6 @@ class Offer:
     def zone_ids(self) -> tuple[str, ...]:
         """Ids of the zones that offer the type; empty where unknown."""
         return self.zones.ids if self.zones else ()
-
-    @property
-    def interruption_band(self) -> tuple[float, float | None] | None:
-        """Lowest and highest share of instances interrupted in a month."""
-        return self.interruptions[:2] if self.interruptions else None
 
     def with_spot(self, prices: Iterable[HourlyPrice]) -> Offer:
         """Return the offer with these spot prices, at most one a zone, all of one source and day."""

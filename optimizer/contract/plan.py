@@ -27,6 +27,7 @@ from bootstrap.contract.settings import SpotPolicy
 from bootstrap.contract.timings import BLOCK_TAIL, BOOT, LEAVING_S, seconds_to_end, seconds_to_save
 from bootstrap.contract.words import counted
 from optimizer.contract.errors import describe_invalid, unreadable
+from optimizer.contract.spelling import INSTANCE_TYPE, REGION, ZONE_ID
 from optimizer.contract.units import short
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -48,12 +49,6 @@ LUSTRE_MB_PER_S_PER_TIB = 125
 PurchaseOption = Literal["on-demand", "spot", "reserved", "capacity-block"]
 Sharding = Literal["ddp", "zero1", "zero2", "zero3"]
 ActivationCheckpointing = Literal["none", "selective", "full"]
-
-# Zone ids, unlike names, mean the same zone in every account:
-# https://docs.aws.amazon.com/global-infrastructure/latest/regions/az-ids.html
-REGION = r"^[a-z]{2}(-[a-z]+)+-\d$"
-ZONE_ID = r"^[a-z0-9]+-az\d+$"
-INSTANCE_TYPE = r"^[a-z0-9-]+\.[a-z0-9-]+$"
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

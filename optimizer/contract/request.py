@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import fields
-from datetime import date
-from fnmatch import fnmatchcase
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -14,8 +13,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bootstrap.contract.fine_tuning import OTHER_METHODS, FineTuning, Method, Target
 from optimizer.contract.errors import InvalidInputError, describe_invalid, unreadable
-from optimizer.contract.plan import REGION, CapacityBlock, PurchaseOption, Sharding, left_out
-from optimizer.contract.spelling import near_names
+from optimizer.contract.plan import CapacityBlock, PurchaseOption, Sharding, left_out
+from optimizer.contract.spelling import REGION, near_names
 from optimizer.contract.units import parse_count, parse_hours, parse_usd
 
 Objective = Literal["cost", "time", "pareto"]
@@ -70,11 +69,6 @@ def _model_kind(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int | dict):
         raise ValueError("a name, a number of parameters like 7B, or a mapping of architecture fields is needed")
     return value
-
-
-def matches_type(name: str, pattern: str) -> bool:
-    """True for the type itself, a type of the family (p5), and a match of the pattern (g6*)."""
-    return fnmatchcase(name, pattern) or name.split(".")[0] == pattern
 
 
 class Workload(_Model):
@@ -214,6 +208,13 @@ class Quote(_Model):
     )
     source: str = Field(min_length=1, description="Where the price is written down, like the contract's number.")
     as_of: date = Field(description="Day of the quote.")
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        # The day may have begun where the user is.
+        if self.as_of > datetime.now(UTC).date() + timedelta(days=1):
+            raise ValueError(f"as_of {self.as_of} is to come: give the day on which the price was quoted")
+        return self
 
 
 class Constraints(_Model):

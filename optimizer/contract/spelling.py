@@ -1,9 +1,16 @@
-"""Known names near to a wrong one: other codes' words for the same thing, and misspellings."""
+"""Names: patterns of AWS's, and known names near to a wrong one: other codes' words, and misspellings."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+# Zone ids, unlike names, mean the same zone in every account:
+# https://docs.aws.amazon.com/global-infrastructure/latest/regions/az-ids.html
+# A Local or Wavelength Zone's have more parts (usw2-lax1-az1): https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html
+REGION = r"^[a-z]{2}(-[a-z]+)+-\d$"
+ZONE_ID = r"^[a-z0-9]+-az\d+$"
+INSTANCE_TYPE = r"^[a-z0-9-]+\.[a-z0-9-]+$"
 
 # Words of other training codes and of AWS's pages, in lower case, for values and keys of a request.
 SYNONYMS = {

@@ -8,6 +8,8 @@ import re
 HOURS_PER_YEAR = 8760.0
 HOURS_PER_MONTH = HOURS_PER_YEAR / 12
 GIB = 2**30
+# 95th percentile of the standard normal distribution.
+Z95 = 1.6448536269514722
 
 # A comma separates thousands, and is no decimal point.
 _NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)\.?[0-9]*(?:e[+-]?[0-9]+)?"

@@ -15,7 +15,7 @@ from bootstrap.contract.capacity import PoolEvents
 from bootstrap.contract.pools import learned_factor
 from bootstrap.contract.settings import DEFAULT_GANG_WINDOW_MINUTES
 from optimizer.catalog.gpus import read_table
-from optimizer.contract.hardware import LearnedPool
+from optimizer.contract.hardware import InterruptionBand, LearnedPool
 from optimizer.contract.units import HOURS_PER_MONTH
 from optimizer.performance.types import Floats
 
@@ -113,15 +113,15 @@ def measured_hazard(*, multi_gpu: bool) -> Hazard:
 
 
 @cache
-def spot_hazard(band: tuple[float, float | None] | None, *, multi_gpu: bool, as_of: str) -> Hazard:
-    """Hazard of a spot pool from its Spot Advisor band: the share of instances reclaimed in a month, (low, high).
+def spot_hazard(band: InterruptionBand | None, *, multi_gpu: bool) -> Hazard:
+    """Hazard of a spot pool from its Spot Advisor band: the share of instances reclaimed in a month.
 
-    A closed band is read at its upper end; the open band (0.20, None) and no band take the measured traces.
+    A closed band is read at its upper end; the open band ">20%" and no band take the measured traces.
     """
     measured = measured_hazard(multi_gpu=multi_gpu)
     if band is None:
         return replace(measured, source=f"no Spot Advisor band; {measured.source}")
-    low, high = band
+    low, high, _, as_of = band
     if high is None:
         rate = max(measured.rate_per_node_hour, -math.log1p(-low) / HOURS_PER_MONTH)
         source = f"Spot Advisor band >{low:.0%} a month, {as_of}, is open; {measured.source}"

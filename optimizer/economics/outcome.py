@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from optimizer.contract.units import Z95
 from optimizer.economics.checkpoint import CheckpointTimes, interval_s
 from optimizer.economics.interruption import (
     FAILURES_PER_GPU_HOUR,
@@ -16,9 +17,6 @@ from optimizer.economics.interruption import (
     gang_waits,
 )
 from optimizer.performance.types import Bools, Floats
-
-# z of the 95th percentile of a normal distribution.
-_Z95 = 1.6448536269514722
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +132,7 @@ def predict_outcome(fleets: Fleets) -> Outcome:
                 one_waits * gang_waits(fleets.spot_nodes, p95=True),
             )
         )
-        gang_std = np.where(fleets.spot_nodes > 1, share * (worse - spot_running - spot_waiting) / _Z95, 0.0)
+        gang_std = np.where(fleets.spot_nodes > 1, share * (worse - spot_running - spot_waiting) / Z95, 0.0)
         # When a run falls back is chance; a share has at most the variance of a yes or no.
         fall_variance = share * (1 - share) * (spot_running + spot_waiting - fallen_running) ** 2
         variance = (
@@ -174,7 +172,7 @@ def lognormal_percentiles(mean: Floats, std: Floats) -> tuple[Floats, Floats]:
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         log_std = np.sqrt(np.log1p((std / mean) ** 2))
-        least = np.minimum(log_std, _Z95)
-        p50, p95 = mean * np.exp(-(log_std**2) / 2), mean * np.exp(least * (_Z95 - least / 2))
+        least = np.minimum(log_std, Z95)
+        p50, p95 = mean * np.exp(-(log_std**2) / 2), mean * np.exp(least * (Z95 - least / 2))
     infinite = ~np.isfinite(mean) | ~np.isfinite(std)
     return np.where(infinite, np.inf, p50), np.where(infinite, np.inf, p95)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from operator import sub
 from random import Random
 from statistics import NormalDist, fmean, stdev
@@ -23,11 +22,12 @@ from bootstrap.contract.staging import limit_s
 from bootstrap.contract.timings import ASK_AGAIN, ENDING, HOUR, REFUSED_REPLACEMENT, TICK
 from optimizer.contract.plan import FleetPlan, NodeItem, PolicyOutlook, Spread
 from optimizer.contract.units import cents, rounded
-from optimizer.economics.interruption import RESTART_HOURS, gang_reclaims, gang_waits
-from optimizer.economics.outcome import predict_outcome
-from optimizer.economics.planned import column, fleets_of
+from optimizer.economics.checkpoint import checkpoints
+from optimizer.economics.interruption import FAILURES_PER_GPU_HOUR, RESTART_HOURS, gang_reclaims, gang_waits
+from optimizer.economics.outcome import Fleets, predict_outcome
 from optimizer.economics.simulation import simulator
 from optimizer.economics.simulation.policies import POLICIES
+from optimizer.performance.types import Floats
 
 # Simulated runs of a plan, one for each of as many equally likely errors of the speed.
 RUNS = 40
@@ -278,15 +278,36 @@ def play_runs(
     """
     prices = _prices(plan)
     assert prices is not None
-    fleets, nodes, restart_hours = fleets_of(plan), plan.node_count, _restart_hours(plan)
-    fleets = replace(fleets, train_hours=share * (slower or 1.0) * fleets.train_hours)
-    spot_nodes = fleets.spot_nodes
+    nodes, gpus, job, restart_hours = plan.node_count, plan.node.ranks, plan.job, _restart_hours(plan)
+    spot_nodes = _column(nodes - plan.purchase.on_demand_base)
     reclaims, waits = float(gang_reclaims(spot_nodes)[0]), float(gang_waits(spot_nodes)[0])
     # Hardware failures and checkpoints, without a reclaim.
-    safe = predict_outcome(replace(fleets, spot_nodes=column(0), fallback=np.array([False]), log_error=column(0.0)))
+    safe = predict_outcome(
+        Fleets(
+            train_hours=_column(share * (slower or 1.0) * job.steps * plan.step_time_s / 3600),
+            log_error=_column(0.0),
+            nodes=_column(nodes),
+            spot_nodes=_column(0.0),
+            gpus_per_node=_column(gpus),
+            spot_rate=_column(0.0),
+            spot_wait_hours=_column(0.0),
+            checkpoints=checkpoints(
+                job.checkpoint_gib,
+                job.framework,
+                nodes=_column(nodes),
+                gpus_per_node=_column(gpus),
+                writers=_column(plan.checkpoint_writers),
+                usd=_column(0.0),
+            ),
+            usd_per_hour=_column(0.0),  # for an interval that is chosen
+            checkpoint_interval_s=_column(plan.interruption.checkpoint_interval_s),
+            fallback=np.array([False]),
+            staging_hours=_column(plan.staging.node_hours if plan.staging else 0.0),
+        )
+    )
     work_hours = float(safe.hours_expected[0]) - restart_hours
     least = least_hours(plan, share)
-    deadline_hours = plan.job.deadline_hours if left_hours is None else left_hours
+    deadline_hours = job.deadline_hours if left_hours is None else left_hours
     assert deadline_hours is not None
     believed_hours = least - restart_hours
     lost_hours = plan.interruption.most_lost_s / 3600
@@ -298,7 +319,7 @@ def play_runs(
     )
     base, spot_price = plan.purchase.on_demand_base, prices[0] / prices[1]
     price = (base + (nodes - base) * spot_price) / nodes
-    job = simulator.SimulatedJob(
+    simulated = simulator.SimulatedJob(
         work_hours=believed_hours,
         deadline_hours=max(deadline_hours, least),
         price_ratio=1 / price,
@@ -306,19 +327,19 @@ def play_runs(
         checkpoint_hours=lost_hours,
     )
     # A measured speed has no error.
-    log_error = float(fleets.log_error[0]) if slower is None else 0.0
+    log_error = plan.calibration.relative_error if slower is None else 0.0
     runs = []
     for number in range(RUNS):
         error = math.exp(log_error * NormalDist().inv_cdf((number + 0.5) / RUNS))
         run = ExponentialRun(
-            job,
+            simulated,
             delays,
-            new_policy(1, job),
+            new_policy(1, simulated),
             Random(number),  # noqa: S311 - not for secrets
             believed=believed_hours / (work_hours * error),
             spot_price=price,
-            reclaims_per_hour=float(fleets.spot_rate[0]) * reclaims,
-            wait_hours=float(fleets.spot_wait_hours[0]) * waits / reclaims,
+            reclaims_per_hour=max(0.0, plan.interruption.rate - FAILURES_PER_GPU_HOUR * gpus) * nodes,
+            wait_hours=(plan.interruption.wait_hours or 0.0) * waits / reclaims,
             survivors=(nodes - 1) / nodes,
             mode=mode,
         )
@@ -329,3 +350,8 @@ def play_runs(
     beside_usd = (plan.cost_usd.expected - plan.cost_usd.breakdown.compute) / plan.hours.expected
     hours = [run.elapsed_hours for run in runs]
     return hours, [run.cost * prices[1] * nodes + beside_usd * run.elapsed_hours for run in runs]
+
+
+def _column(value: float) -> Floats:
+    """Return an array of one fleet's value."""
+    return np.array([value], dtype=float)

@@ -22,6 +22,8 @@ import statistics
 from collections.abc import Sequence
 from datetime import date
 
+from optimizer.contract.units import Z95
+
 _MEASURED_DAYS = (date(2026, 7, 9) - date(2025, 7, 28)).days
 _KEPT = 0.269
 _USUAL_SHARE = 0.275
@@ -29,7 +31,6 @@ _LOG_ERROR = 0.446  # standard deviation of the log share around what the old pr
 _SCARCE = re.compile(r"p[4-6]")
 _SCARCE_LOG_ERROR = 0.730
 _EVENT_DAYS = 18  # from 2026-07-09 to p5en at three times its price in Stockholm
-_Z95 = 1.6448536269514722
 
 
 def p95_usd_per_hour(
@@ -49,8 +50,8 @@ def p95_usd_per_hour(
     usual = on_demand_usd_per_hour * _USUAL_SHARE if on_demand_usd_per_hour else own
     kept = _KEPT ** (age_days / _MEASURED_DAYS)
     log_error = _LOG_ERROR * math.sqrt((1 - kept**2) / (1 - _KEPT**2))
-    p95 = usual * (own / usual) ** kept * math.exp(_Z95 * log_error)
+    p95 = usual * (own / usual) ** kept * math.exp(Z95 * log_error)
     if _SCARCE.match(instance_type):
         log_error = _SCARCE_LOG_ERROR * math.sqrt(min(1.0, age_days / _EVENT_DAYS))
-        p95 = max(p95, own, statistics.median(zones or [own]) * math.exp(_Z95 * log_error))
+        p95 = max(p95, own, statistics.median(zones or [own]) * math.exp(Z95 * log_error))
     return float(max(own, min(p95, on_demand_usd_per_hour or math.inf)))

@@ -36,17 +36,6 @@ class RunningCosts:
     checkpoint_usd: float  # of one checkpoint that is pruned later
 
 
-# Fields that are fields of Bought too.
-RATES = (
-    "volume_usd_per_month",
-    "storage_usd_per_month",
-    "endpoints_usd_per_hour",
-    "controller_usd_per_hour",
-    "carry_usd",
-    "checkpoint_usd",
-)
-
-
 def running_costs(
     catalog: Catalog,
     region: str,

@@ -46,11 +46,14 @@ def list_notes(
     notes = [*_note_workload(problem), *_note_code(problem), *_note_purchases(problem, tables, rejected, used)]
     if plan is None:
         return notes
-    image = describe_undriven(plan.node.gpu, plan.node.gpu_count)
     return [
         *notes,
         *_note_compiler(problem, plan),
-        *([f"{plan.instance_type} {image}: first set gpufleet:amiId to an image of your own"] if image else []),
+        *(
+            f"{plan.instance_type} {why}: first set gpufleet:amiId to an image of your own"
+            for why in [describe_undriven(plan.node.gpu, plan.node.gpu_count)]
+            if why
+        ),
         *note_commitments(plan, problem.catalog.offer(plan.instance_type, plan.region)),
         *_note_nodes(plan),
         *_note_input(plan, problem.recipe.samples_per_vcpu_s),
@@ -215,6 +218,7 @@ def _note_compiler(problem: Problem, plan: FleetPlan) -> Iterator[str]:
     if candidate and saved >= _LEAST_SAVING * plan.cost_usd.expected:
         purchase, hours = candidate.purchase, candidate.table.outcome.hours_expected[candidate.row]
         yield (
-            f"--compile would save {saved:,.{0 if saved >= 10 else 2}f} USD: {candidate.fleet}, {purchase.in_short} in "
-            f"{purchase.offer.region}, {short(hours)} h and {usd_text(usd, is_old=purchase.stale)} USD expected"
+            f"--compile would save {saved:,.{0 if saved >= 10 else 2}f} USD: {candidate.nodes} x {plan.instance_type}, "
+            f"{purchase.in_short} in {purchase.offer.region}, {short(hours)} h and "
+            f"{usd_text(usd, is_old=purchase.stale)} USD expected"
         )

@@ -6,7 +6,7 @@ the plan's fallback counts, so its on-demand price binds the limits too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -15,10 +15,9 @@ import numpy as np
 
 from optimizer.contract.hardware import InstanceType
 from optimizer.contract.plan import Alternate, FleetPlan
-from optimizer.contract.units import rounded
 from optimizer.search.candidates import Candidate, build_table
-from optimizer.search.fastest import SAME, estimate_configurations
-from optimizer.search.plan_builder import describe_memory, describe_node, describe_run, describe_speed, node_price
+from optimizer.search.fastest import SAME, Fastest, estimate_configurations
+from optimizer.search.plan_builder import describe_run, describe_speed, node_price
 from optimizer.search.problem import Problem
 from optimizer.search.purchases import list_purchases
 
@@ -39,24 +38,28 @@ class _Place(NamedTuple):
         return self.candidate.purchase.option
 
 
-def add_alternates(problem: Problem, candidate: Candidate, plan: FleetPlan) -> FleetPlan:
-    """The plan of a candidate with its alternates, and the on-demand prices that a fallback of other types counts with.
+def add_alternates(problem: Problem, plans: Mapping[Candidate, FleetPlan]) -> dict[Candidate, FleetPlan]:
+    """Plans with their alternates, and the on-demand prices that a fallback of other types counts with.
 
     A reservation or Capacity Block is in one place and is paid for, so its plan has none. Nor has a plan with a file
     system for its data: that is in one zone, and what crosses zones is billed by the GB.
     """
-    if plan.purchase.option not in ("on-demand", "spot") or plan.lustre:
-        return plan
-    places = _choose(
-        [
-            place
-            for instance in problem.instance_types
+    places: dict[Candidate, list[_Place]] = {candidate: [] for candidate in plans}
+    for instance in problem.instance_types:
+        movable = {
+            candidate: plan
+            for candidate, plan in plans.items()
+            if plan.purchase.option in ("on-demand", "spot") and not plan.lustre
             if can_replace(candidate.table.fastest.instance, instance)
-            for place in _list_places(problem, candidate, plan, instance)
-        ]
-    )
+        }
+        for candidate, place in _list_places(problem, instance, movable):
+            places[candidate].append(place)
+    return {candidate: _with_places(problem, plan, places[candidate]) for candidate, plan in plans.items()}
+
+
+def _with_places(problem: Problem, plan: FleetPlan, places: list[_Place]) -> FleetPlan:
     prices, alternates = dict.fromkeys(plan.prices), list[Alternate]()
-    for place in places:
+    for place in _choose(places):
         purchase = place.candidate.purchase
         offer = purchase.offer
         if purchase.fallback and offer.on_demand:
@@ -88,43 +91,60 @@ def can_replace(own: InstanceType, other: InstanceType) -> bool:
     )
 
 
-def _list_places(problem: Problem, candidate: Candidate, plan: FleetPlan, instance: InstanceType) -> Iterator[_Place]:
-    """Price the plan's configuration on a type in every zone; another type must be cheaper by more than SAME."""
-    # An old spot price neither heads a ranking nor comes after a current one: the meter would count with it.
-    old, falls_back = candidate.purchase.stale, plan.purchase.fallback == "on-demand"
-    offer = problem.catalog.offer(instance.name, plan.region)
-    if not offer or not offer.zone_ids or (falls_back and not offer.on_demand):
-        return
+def _list_places(
+    problem: Problem, instance: InstanceType, plans: Mapping[Candidate, FleetPlan]
+) -> Iterator[tuple[Candidate, _Place]]:
+    """Price the plans' configurations on a type in every zone; another type must be cheaper by more than SAME."""
+    offers = [
+        problem.catalog.offer(instance.name, region) for region in dict.fromkeys(p.region for p in plans.values())
+    ]
+    fallbacks = {plan.purchase.fallback == "on-demand" for plan in plans.values()}
     purchases = [
-        replace(purchase, fallback=falls_back and purchase.option == "spot")
+        replace(purchase, fallback=fallback)
+        for offer in offers
+        if offer and offer.zone_ids
         for purchase in list_purchases(offer, problem.request.constraints, every_zone=True)
-        if purchase.option in ("on-demand", "spot") and not purchase.base and purchase.stale <= old
+        if purchase.option in ("on-demand", "spot") and not purchase.base
+        for fallback in (fallbacks if purchase.option == "spot" else [False])
     ]
     if not purchases:
         return
-    fastest, margin = replace(candidate.table.fastest.only(candidate.configuration), instance=instance), 1.0
-    speed: dict[str, Any] = {"step_time_s": plan.step_time_s, "tokens_per_second": plan.tokens_per_second}
-    if instance.name != plan.instance_type:
-        estimates = estimate_configurations(problem, [(fastest, 0)])
-        if not estimates.fits_p95[0]:
-            return
-        speed = {
-            "step_time_s": rounded(estimates.step_time_s[0]),
-            "tokens_per_second": rounded(estimates.tokens_per_second[0]),
-            "node": describe_node(instance),
-            "memory": describe_memory(estimates, 0),
-            "calibration": describe_speed(problem, instance, plan.node_count, plan.parallelism),
-        }
-        hours = np.array([problem.amount.steps * float(estimates.step_time_s[0]) / 3600])
-        error = np.array([speed["calibration"].relative_error])
-        fastest, margin = replace(fastest, train_hours=hours, relative_error=error), 1 + SAME
-    table, taken = build_table(problem, fastest, purchases), _own_places(plan)
-    for row in np.flatnonzero(table.feasible(problem.request.constraints)).tolist():
-        place = _Place(float(table.cost.expected[row]) * margin, "", Candidate(table, row), speed)
-        priced = place.candidate.purchase.price.zone_id
-        for zone_id in offer.zone_ids:
-            if priced in ("", zone_id) and (zone_id, instance.name, place.option) not in taken:
-                yield place._replace(zone_id=zone_id)
+    owners = [(candidate, plan, _own_places(plan)) for candidate, plan in plans.items()]
+    chosen = [(candidate.table.fastest, candidate.configuration) for candidate in plans]
+    fastest = Fastest(
+        instance=instance,
+        columns={name: np.array([own.columns[name][i] for own, i in chosen]) for name in chosen[0][0].columns},
+        relative_error=np.array([own.relative_error[i] for own, i in chosen]),
+        train_hours=np.array([own.train_hours[i] for own, i in chosen]),
+        configurations=len(chosen),
+    )
+    speeds: list[dict[str, Any]] = [
+        {"step_time_s": plan.step_time_s, "tokens_per_second": plan.tokens_per_second} for plan in plans.values()
+    ]
+    fits = np.ones(len(chosen), dtype=bool)
+    others = [(i, plan) for i, plan in enumerate(plans.values()) if plan.instance_type != instance.name]
+    estimates = estimate_configurations(problem, [(fastest, i) for i, _ in others]) if others else None
+    for at, (i, plan) in enumerate(others):
+        assert estimates is not None
+        speeds[i] = describe_speed(problem, instance, plan.node_count, plan.parallelism, estimates, at)
+        fits[i], fastest.relative_error[i] = estimates.fits_p95[at], speeds[i]["calibration"].relative_error
+        fastest.train_hours[i] = problem.amount.steps * float(estimates.step_time_s[at]) / 3600
+    table = build_table(problem, fastest, purchases)
+    for row in np.flatnonzero(table.feasible(problem.request.constraints) & fits[table.configuration]).tolist():
+        place = Candidate(table, row)
+        (own, plan, taken), purchase = owners[place.configuration], place.purchase
+        falls_back = purchase.option == "spot" and plan.purchase.fallback == "on-demand"
+        # An old spot price neither heads a ranking nor comes after a current one: the meter would count with it.
+        if (purchase.offer.region, purchase.fallback) != (
+            plan.region,
+            falls_back,
+        ) or purchase.stale > own.purchase.stale:
+            continue
+        usd = float(table.cost.expected[row])
+        for zone_id in purchase.offer.zone_ids:
+            if purchase.price.zone_id in ("", zone_id) and (zone_id, instance.name, purchase.option) not in taken:
+                is_own = plan.instance_type == instance.name
+                yield own, _Place(usd if is_own else (1 + SAME) * usd, zone_id, place, speeds[place.configuration])
 
 
 def _own_places(plan: FleetPlan) -> set[tuple[str, str, str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +17,13 @@ from optimizer.contract.request import Constraints
 from optimizer.economics.checkpoint import CheckpointTimes, checkpoints
 from optimizer.economics.fleet_cost import Bought, FleetCost, add_gap, run_cost
 from optimizer.economics.outcome import Fleets, Outcome, predict_outcome
-from optimizer.economics.running_costs import RATES, reserve_hours
+from optimizer.economics.running_costs import RunningCosts, reserve_hours
 from optimizer.performance.types import DDP, Bools, Floats, Ints, take_rows
 from optimizer.search.fastest import Fastest, find_fastest
 from optimizer.search.problem import Binding, Problem, Rejection
 from optimizer.search.purchases import PricedPurchase, find_purchases
+
+_RATES = {field.name for field in fields(RunningCosts)} & {field.name for field in fields(Bought)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,31 +70,31 @@ class CandidateTable:
         if not np.isfinite(hours).any():
             reason = "spot nodes are lost faster than the job recovers"
             return Rejection(name, reason, "interruptions", float(self.outcome.rate.min()), None)
-        in_time = hours <= available_hours
-        if not in_time.any():
-            closest = int((hours - available_hours).argmin())
+        missing = hours - np.where(np.isfinite(hours), available_hours, 0.0)
+        if not (missing <= 0).any():
+            closest = int(missing.argmin())
             available, needed = float(available_hours[closest]), float(hours[closest])
             reason = (
                 f"the fastest run takes {needed:,.1f} h at the 95th percentile, and of the Capacity Block "
                 f"{available:,.1f} h are left to train in"
             )
             return Rejection(name, reason, "capacity-block", needed, available)
-        hours, usd = hours[in_time], usd[in_time]
+        hours, usd = hours[missing <= 0], usd[missing <= 0]
         budget, deadline = limits.budget_usd, limits.deadline_hours
-        is_cheap = budget is None or bool((usd <= budget).any())
-        if is_cheap and deadline is not None and not (hours <= deadline).any():
-            reason = (
-                f"the fastest run takes {hours.min():,.1f} h at the 95th percentile, the deadline is {deadline:,.1f} h"
-            )
-            return Rejection(name, reason, "deadline", float(hours.min()), deadline)
+        on_time = hours <= (deadline or math.inf)
+        late = f"{hours.min():,.1f} h at the 95th percentile, the deadline is {deadline or 0:,.1f} h"
+        if deadline is not None and not on_time.any() and (budget is None or (usd <= budget).any()):
+            return Rejection(name, f"the fastest run takes {late}", "deadline", float(hours.min()), deadline)
         assert budget is not None  # without it, the deadline alone decided
-        least, within = float(usd.min()), ""
-        if is_cheap and deadline is not None:  # both limits can be kept, but not together
-            least, within = float(usd[hours <= deadline].min()), f" within {deadline:,.1f} h"
+        least, within = float((usd[on_time] if on_time.any() else usd).min()), ""
+        if least > usd.min():  # the cheapest is late
+            within = f" within {deadline:,.1f} h"
         reason = (
             f"the cheapest run{within} needs {least:,.2f} USD at the 95th percentile, with its drain, the budget is "
             f"{budget:,.2f} USD"
         )
+        if not on_time.any():
+            reason += f"; the fastest takes {late}"
         return Rejection(name, reason, "budget", least, budget)
 
     def keep(self, rows: NDArray[np.intp]) -> CandidateTable:
@@ -145,11 +147,6 @@ class Candidate(NamedTuple):
         """Way in which the nodes are bought."""
         return self.table.purchases[int(self.table.purchase[self.row])]
 
-    @property
-    def fleet(self) -> str:
-        """Nodes and their type: "8 x p4d.24xlarge"."""
-        return f"{self.nodes} x {self.table.fastest.instance.name}"
-
 
 def find_candidates(problem: Problem) -> tuple[list[CandidateTable], list[Rejection]]:
     """Find the candidates of each of the problem's types, feasible or not, and why types have none that is."""
@@ -188,8 +185,8 @@ def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPu
     last_writers = np.where(is_whole, 1, fastest.nodes)
     end_hours = reserve_hours(step_s, problem.checkpoint_gib, last_writers)[configuration]
     market_after = column([p.hours - sum(gap for _, gap in p.gaps) if p.fallback else math.inf for p in purchases])
-    copy = problem.node_copy(fastest.instance.name)
     running = [problem.running_costs(p.offer.region) for p in purchases]
+    copy = problem.node_copy(fastest.instance.name)
     bought = Bought(
         nodes=nodes,
         base=base,
@@ -203,7 +200,7 @@ def build_table(problem: Problem, fastest: Fastest, purchases: Sequence[PricedPu
         market_after_hours=market_after - end_hours * column([1 + len(p.gaps) for p in purchases]),
         reserve_hours=end_hours,
         copy_usd=column([copy.requests * usd.read_request_usd if copy else 0.0 for usd in running]),
-        **{name: column([getattr(usd, name) for usd in running]) for name in RATES},
+        **{name: column([getattr(usd, name) for usd in running]) for name in _RATES},
     )
     gpus_per_node = np.full(nodes.size, float(fastest.instance.ranks))
     saves = checkpoints(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,14 +58,6 @@ class Fastest:
     relative_error: Floats
     train_hours: Floats
     configurations: int
-
-    def only(self, index: int) -> Fastest:
-        """Return the one configuration of an index."""
-        rows = slice(index, index + 1)
-        columns = {name: values[rows] for name, values in self.columns.items()}
-        return replace(
-            self, columns=columns, relative_error=self.relative_error[rows], train_hours=self.train_hours[rows]
-        )
 
     @property
     def nodes(self) -> Ints:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,23 +64,39 @@ class NearestPlan:
         }
 
 
+class _Move(NamedTuple):
+    """Changes with their distance, the problem that has them, and its answer's first candidate."""
+
+    changes: dict[str, Any]
+    distance: float | None
+    problem: Problem
+    candidate: Candidate
+
+    @property
+    def order(self) -> float:
+        if self.distance is not None:
+            return self.distance
+        return _OPENED if len(self.changes) == 1 and "parallelism" not in self.changes else math.inf
+
+
 def find_nearest(problem: Problem, tables: Sequence[CandidateTable]) -> list[NearestPlan]:
     """Find the nearest plan for each limit, the nearest first; ``tables`` have no candidate that keeps the limits."""
-    nearest = _move_numbers(problem, tables)
+    moves = _move_numbers(problem, tables)
     for changes in _list_changes(problem):
-        nearest += _change(problem, changes, alone=bool(tables))
-    distinct = {tuple(plan.changes.items()): plan for plan in nearest}
-    return sorted(distinct.values(), key=_order)
+        moves += _change(problem, changes, alone=bool(tables))
+    distinct = {tuple(move.changes.items()): move for move in moves}
+    return [
+        NearestPlan(
+            changes=move.changes,
+            distance=move.distance,
+            plan=build_plans(move.problem, [move.candidate])[0].seal(),
+        )
+        for move in sorted(distinct.values(), key=lambda move: move.order)
+    ]
 
 
-def _order(plan: NearestPlan) -> float:
-    if plan.distance is not None:
-        return plan.distance
-    return _OPENED if len(plan.changes) == 1 and "parallelism" not in plan.changes else math.inf
-
-
-def _move_numbers(problem: Problem, tables: Sequence[CandidateTable]) -> list[NearestPlan]:
-    limits, nearest = problem.request.constraints, list[NearestPlan]()
+def _move_numbers(problem: Problem, tables: Sequence[CandidateTable]) -> list[_Move]:
+    limits, moves = problem.request.constraints, list[_Move]()
     given = {"budget_usd": limits.budget_usd, "deadline_hours": limits.deadline_hours}
     # The budget for the deadline, the deadline for the budget, both for the least budget, both for the shortest run.
     for kept, least in (
@@ -98,8 +114,8 @@ def _move_numbers(problem: Problem, tables: Sequence[CandidateTable]) -> list[Ne
         if least not in changes:  # another plan of the list moves the other limit less
             continue
         distance = sum(value / (given[name] or math.inf) - 1 for name, value in changes.items())
-        nearest.append(_build(problem, changes, distance, tables, candidate))
-    return nearest
+        moves.append(_settle(problem, changes, distance, tables, candidate))
+    return moves
 
 
 def find_needs(candidate: Candidate) -> dict[str, float]:
@@ -148,7 +164,7 @@ def _list_changes(problem: Problem) -> list[dict[str, Any]]:
     return changes
 
 
-def _change(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[NearestPlan]:
+def _change(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[_Move]:
     """Nearest plan of a request with ``changes``; unless ``alone``, budget and deadline may move with them."""
     try:
         wider = problem.revise(**changes)
@@ -162,24 +178,23 @@ def _change(problem: Problem, changes: dict[str, Any], *, alone: bool) -> list[N
     if candidate is None:
         moved = [] if alone else _move_numbers(wider, tables)[:1]
         if "max_nodes" in changes and moved:
-            changes = {"max_nodes": moved[0].plan.node_count}
-        return [replace(plan, changes=changes | dict(plan.changes), distance=None) for plan in moved]
+            changes = {"max_nodes": moved[0].candidate.nodes}
+        return [move._replace(changes=changes | move.changes, distance=None) for move in moved]
     distance = None
     if "max_nodes" in changes:
         nodes = candidate.nodes
         changes, distance = {"max_nodes": nodes}, nodes / problem.request.constraints.max_nodes - 1
         tables = [table.keep(np.flatnonzero(table.nodes <= nodes)) for table in tables]
-    return [_build(problem, changes, distance, tables, candidate)]
+    return [_settle(problem, changes, distance, tables, candidate)]
 
 
-def _build(
+def _settle(
     problem: Problem,
     changes: dict[str, Any],
     distance: float | None,
     tables: Sequence[CandidateTable],
     candidate: Candidate,
-) -> NearestPlan:
-    """The answer's first plan with ``changes``, which are rounded up; old spot prices head nothing."""
+) -> _Move:
+    """Take the answer's first candidate with ``changes``, which are rounded up; old spot prices head nothing."""
     moved = problem.revise(**changes)
-    (plan,) = build_plans(moved, [rank_first(tables, moved.request) or candidate])
-    return NearestPlan(changes=changes, distance=distance, plan=plan.seal())
+    return _Move(changes, distance, moved, rank_first(tables, moved.request) or candidate)

@@ -10,21 +10,27 @@ from optimizer.catalog.region_transfer import transfer_price
 from optimizer.catalog.ttl import age_days, spot_limit_days
 from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
 from optimizer.contract.plan import (
+    Cost,
+    CostBreakdown,
     FleetPlan,
+    Interruption,
     Market,
     Memory,
     NodeItem,
     NodeSpec,
     Parallelism,
     PlannedJob,
+    PlannedLustre,
     PlanPrice,
     Purchase,
     SpeedSource,
     SpotRange,
+    Spread,
+    Staging,
 )
 from optimizer.contract.request import Workload
-from optimizer.contract.units import rounded
-from optimizer.economics import planned
+from optimizer.contract.units import HOURS_PER_MONTH, cents, rounded
+from optimizer.economics.interruption import FAILURE_SOURCE
 from optimizer.economics.running_costs import CONTROLLER_ITEMS
 from optimizer.performance.confidence import speed_source
 from optimizer.performance.expected import expected_rates
@@ -45,20 +51,14 @@ def build_plans(problem: Problem, candidates: Sequence[Candidate]) -> list[Fleet
 
 
 def _build(problem: Problem, candidate: Candidate, estimates: Estimates, i: int, job: PlannedJob) -> FleetPlan:
-    table, row = candidate
-    fastest, purchase, nodes = table.fastest, candidate.purchase, candidate.nodes
+    fastest, purchase, nodes = candidate.table.fastest, candidate.purchase, candidate.nodes
     owned, region, work = purchase.reservation, purchase.offer.region, problem.request.workload
     run, parallelism = describe_run(problem, candidate), fastest.parallelism(candidate.configuration)
-    lustre = None
-    if work.lustre_gib is not None and work.data_gib is not None:
-        hours = float(table.outcome.hours_expected[row])
-        lustre = planned.describe_lustre(problem.running_costs(region), work.lustre_gib, work.data_gib, hours)
     return FleetPlan(
         instance_type=fastest.instance.name,
         region=region,
         zone_ids=purchase.offer.zone_ids,
         node_count=nodes,
-        node=describe_node(fastest.instance),
         purchase=Purchase(
             option=purchase.option,
             on_demand_base=purchase.base,
@@ -71,16 +71,12 @@ def _build(problem: Problem, candidate: Candidate, estimates: Estimates, i: int,
         ),
         job=job,
         parallelism=parallelism,
-        memory=describe_memory(estimates, i),
-        step_time_s=rounded(estimates.step_time_s[i]),
         step_breakdown_s={part: rounded(s[i]) for part, s in estimates.time_s.items() if s[i] > 0},
-        tokens_per_second=rounded(estimates.tokens_per_second[i]),
         mfu=rounded(estimates.mfu[i]),
         **run,
         prices=(*list_node_prices(purchase), *list_unit_prices(region, problem.catalog, work)),
-        lustre=lustre,
         spot_range=_describe_range(candidate, run["cost_usd"].expected),
-        calibration=describe_speed(problem, fastest.instance, nodes, parallelism),
+        **describe_speed(problem, fastest.instance, nodes, parallelism, estimates, i),
         expected=expected_rates(Hardware.from_instance_type(fastest.instance), nodes, problem.calibration),
     )
 
@@ -109,16 +105,6 @@ def _describe_job(problem: Problem) -> PlannedJob:
     )
 
 
-def describe_memory(estimates: Estimates, i: int) -> Memory:
-    """Memory of the ``i``-th estimate."""
-    return Memory(
-        peak_gib=rounded(estimates.peak_memory_gib[i]),
-        p95_gib=rounded(estimates.p95_memory_gib[i]),
-        limit_gib=rounded(estimates.limit_gib[i]),
-        breakdown={part: rounded(gib[i]) for part, gib in estimates.memory_gib.items()},
-    )
-
-
 def _describe_range(candidate: Candidate, expected_usd: float) -> SpotRange | None:
     purchase, outcome, row = candidate.purchase, candidate.table.outcome, candidate.row
     if not purchase.stale:
@@ -137,18 +123,55 @@ def _describe_range(candidate: Candidate, expected_usd: float) -> SpotRange | No
 
 
 def describe_run(problem: Problem, candidate: Candidate) -> dict[str, Any]:
-    """Hours, dollars, interruptions and copies of the data of a candidate's run, as fields of a plan."""
-    (table, row), purchase, nodes = candidate, candidate.purchase, candidate.nodes
-    outcome, copy = table.outcome, problem.node_copy(table.fastest.instance.name)
-    usd = problem.running_costs(purchase.offer.region)
-    return {
-        "hours": planned.describe_hours(outcome, row),
-        "cost_usd": planned.describe_cost(table.cost, row),
-        "interruption": planned.describe_interruption(
-            outcome, table.checkpoints, row, nodes=nodes, hazard=purchase.hazard
+    """Hours, dollars, interruptions, copies and file system of the data of a candidate's run, as fields of a plan."""
+    (table, row), hazard, nodes = candidate, candidate.purchase.hazard, candidate.nodes
+    usd, work = problem.running_costs(candidate.purchase.offer.region), problem.request.workload
+    copy = problem.node_copy(table.fastest.instance.name)
+    outcome, saves, cost = table.outcome, table.checkpoints, table.cost
+    hours, staging_hours = float(outcome.hours_expected[row]), float(outcome.staging_hours[row])
+    # The parts add up to the cent.
+    breakdown = CostBreakdown(**{part: cents(getattr(cost, part)[row]) for part in CostBreakdown.model_fields})
+    expected = cents(breakdown.total())
+    fields: dict[str, Any] = {
+        "hours": Spread(**{name: rounded(getattr(outcome, f"hours_{name}")[row]) for name in Spread.model_fields}),
+        "cost_usd": Cost(
+            expected=expected,
+            p50=min(cents(cost.p50[row]), expected),
+            p95=max(cents(cost.p95[row]), expected),
+            breakdown=breakdown,
         ),
-        "staging": planned.describe_staging(copy, usd, outcome, table.cost, row, nodes=nodes) if copy else None,
+        "interruption": Interruption(
+            rate=rounded(float(outcome.rate[row]) / nodes),
+            source=f"{hazard.source}; {FAILURE_SOURCE}" if hazard else FAILURE_SOURCE,
+            wait_hours=rounded(hazard.wait_hours) if hazard else None,
+            expected_count=rounded(outcome.expected_count[row]),
+            checkpoint_interval_s=rounded(outcome.checkpoint_interval_s[row]),
+            checkpoint_stall_s=rounded(saves.stall_s[row]),
+            checkpoint_save_s=rounded(saves.save_s[row]),
+            checkpoint_usd=rounded(saves.usd[row]),
+            lost_hours=rounded(outcome.lost_hours[row]),
+        ),
     }
+    if copy:
+        copies = nodes + float(outcome.new_nodes[row])
+        stored_usd = usd.data_usd_per_month / HOURS_PER_MONTH * hours
+        fields["staging"] = Staging(
+            data_gib=copy.data_gib,
+            files=copy.files,
+            node_hours=rounded(copy.hours),
+            gib_per_s=rounded(copy.gib_per_s),
+            bound=copy.bound,
+            source=copy.source,
+            hours=rounded(staging_hours),
+            compute_usd=cents(float(cost.compute[row]) * staging_hours / hours),
+            storage_usd=cents(stored_usd + copy.requests * usd.read_request_usd * copies),
+            data_region=usd.data_region,
+            transfer_usd=cents(usd.carry_usd * copies),
+        )
+    if work.lustre_gib is not None and work.data_gib is not None:
+        lustre_usd = cents(usd.lustre_usd_per_month * hours / HOURS_PER_MONTH)
+        fields["lustre"] = PlannedLustre(storage_gib=work.lustre_gib, data_gib=work.data_gib, usd=lustre_usd)
+    return fields
 
 
 def describe_node(instance: InstanceType) -> NodeSpec:
@@ -157,11 +180,24 @@ def describe_node(instance: InstanceType) -> NodeSpec:
     return NodeSpec.model_validate({name: getattr(instance, name) for name in names} | {"gpu": instance.gpu.name})
 
 
-def describe_speed(problem: Problem, instance: InstanceType, nodes: int, parallelism: Parallelism) -> SpeedSource:
-    """Source and error of the speed of a layout on ``nodes`` nodes of a type."""
+def describe_speed(
+    problem: Problem, instance: InstanceType, nodes: int, parallelism: Parallelism, estimates: Estimates, i: int
+) -> dict[str, Any]:
+    """Memory and speed of the ``i``-th estimate, of ``nodes`` nodes of a type, as fields of a plan."""
     hardware, splits = Hardware.from_instance_type(instance), parallelism.beyond_data
     residual, source = speed_source(problem.calibration, problem.model, problem.recipe, hardware, nodes, splits)
-    return SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows)
+    return {
+        "node": describe_node(instance),
+        "memory": Memory(
+            peak_gib=rounded(estimates.peak_memory_gib[i]),
+            p95_gib=rounded(estimates.p95_memory_gib[i]),
+            limit_gib=rounded(estimates.limit_gib[i]),
+            breakdown={part: rounded(gib[i]) for part, gib in estimates.memory_gib.items()},
+        ),
+        "step_time_s": rounded(estimates.step_time_s[i]),
+        "tokens_per_second": rounded(estimates.tokens_per_second[i]),
+        "calibration": SpeedSource(source=source, relative_error=rounded(residual.relative_error), rows=residual.rows),
+    }
 
 
 def list_node_prices(purchase: PricedPurchase) -> list[PlanPrice]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cache, cached_property, partial
 from typing import Any, Literal, Self, get_args
 
@@ -14,9 +13,9 @@ from bootstrap.contract.node_plan import NodePlan
 from bootstrap.contract.words import counted
 from optimizer.catalog import Catalog
 from optimizer.contract.errors import InvalidInputError
-from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer
+from optimizer.contract.hardware import HourlyPrice, InstanceType, Offer, is_named
 from optimizer.contract.plan import QUOTE, Volumes, describe_undriven
-from optimizer.contract.request import Axis, FleetRequest, Quote, Workload, matches_type
+from optimizer.contract.request import Axis, FleetRequest, Quote, Workload
 from optimizer.economics.checkpoint import checkpoint_gib
 from optimizer.economics.running_costs import RunningCosts, running_costs
 from optimizer.economics.staging import NodeCopy, node_copy
@@ -229,15 +228,13 @@ class Problem:
             samples_per_vcpu_s=work.samples_per_vcpu_s,
         )
         catalog = _with_quotes(catalog, limits.quotes)
-        regions = _match(limits.regions, catalog.regions, fnmatchcase, catalog.check_region)
+        regions = catalog.match("region", limits.regions)
         for owned in limits.existing_reservations:
             catalog.instance_type(owned.instance_type)
             catalog.check_region(owned.region)
-        known = [instance.name for instance in catalog.instance_types]
-        types = _match(limits.instance_types, known, matches_type, catalog.instance_type)
+        matched = catalog.match("instance type", limits.instance_types)
         gpus = catalog.gpu_keys(limits.gpus)
-        matched = types
-        types = [name for name in types if gpus is None or catalog.instance_type(name).gpu.key in gpus]
+        types = [name for name in matched if gpus is None or catalog.instance_type(name).gpu.key in gpus]
         if not types:
             has = sorted({catalog.instance_type(name).gpu.name for name in matched})
             raise InvalidInputError(
@@ -285,9 +282,9 @@ class Problem:
         if all(instance.name in found for instance in self.instance_types):
             return {}  # no other is considered
         driven = [instance.name for instance in self.catalog.instance_types if instance.name not in found]
-        own = [asked for asked in limits.instance_types if not any(matches_type(name, asked) for name in driven)]
+        own = [asked for asked in limits.instance_types if not any(is_named(name, asked) for name in driven)]
         own += [owned.instance_type for owned in limits.existing_reservations]
-        return {name: why for name, why in found.items() if not any(matches_type(name, asked) for asked in own)}
+        return {name: why for name, why in found.items() if not any(is_named(name, asked) for asked in own)}
 
     @cached_property
     def checkpoint_gib(self) -> float:
@@ -310,16 +307,6 @@ class Problem:
             return None
         machine = self.catalog.instance_type(name)
         return node_copy(name, machine, Volumes(), data_gib=work.data_gib, files=work.data_files)
-
-
-def _match(
-    patterns: Sequence[str], names: Sequence[str], matches: Callable[[str, str], bool], refuse: Callable[[str], object]
-) -> list[str]:
-    """Names that match a pattern, all without patterns; ``refuse`` raises for a pattern that matches none."""
-    for pattern in patterns:
-        if not any(matches(name, pattern) for name in names):
-            refuse(pattern)
-    return [name for name in names if not patterns or any(matches(name, pattern) for pattern in patterns)]
 
 
 def _with_quotes(catalog: Catalog, quotes: Sequence[Quote]) -> Catalog:

@@ -82,8 +82,7 @@ class PricedPurchase:
 
 def pool_hazard(offer: Offer, zone_id: str) -> Hazard:
     """Hazard of an offer's spot pool in a zone ("": in any): of its band, and of the events that own stacks saw."""
-    as_of = str(offer.interruptions and offer.interruptions.as_of)
-    prior = spot_hazard(offer.interruption_band, multi_gpu=offer.instance.gpu_count > 1, as_of=as_of)
+    prior = spot_hazard(offer.interruptions, multi_gpu=offer.instance.gpu_count > 1)
     learned = [pool for pool in offer.learned_spot if zone_id in (pool.name.zone_id, "")]
     return learn_hazard(prior, learned, datetime.now(UTC))
 
@@ -93,7 +92,7 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
 
     Spot nodes come from the cheapest zone; from ``every_zone``, or where own events tell the zones apart, from each.
     """
-    purchases, options = [], limits.purchase_options
+    purchases, options, now = [], limits.purchase_options, datetime.now(UTC)
     if "on-demand" in options and offer.on_demand:
         purchases.append(PricedPurchase(option="on-demand", offer=offer, price=offer.on_demand))
     if "spot" in options and offer.spot:
@@ -108,7 +107,7 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
         ]
     if "reserved" in options and offer.reserved_1yr:
         purchases.append(PricedPurchase(option="reserved", offer=offer, price=offer.reserved_1yr))
-    for owned, *following in _chain_blocks(limits.usable_reservations, datetime.now(UTC)):
+    for owned, *following in _chain_blocks(limits.usable_reservations, now):
         if (owned.instance_type, owned.region) == (offer.instance.name, offer.region):
             as_of = offer.on_demand.as_of if offer.on_demand else offer.instance.as_of
             price = HourlyPrice(
@@ -120,8 +119,8 @@ def list_purchases(offer: Offer, limits: Constraints, *, every_zone: bool = Fals
                 offer=offer,
                 price=price,
                 reservation=owned,
-                hours=usable_hours(blocks, datetime.now(UTC)) if blocks else math.inf,
-                gaps=block_gaps(blocks, datetime.now(UTC)),
+                hours=usable_hours(blocks, now) if blocks else math.inf,
+                gaps=block_gaps(blocks, now),
                 following=tuple(following),
                 fallback=bool(blocks and offer.on_demand and limits.spot_fallback == "on-demand"),
             )

@@ -9,7 +9,7 @@ Of a type's scores within SAME of its lowest, fewer kinds of parallelism win, th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,9 +35,7 @@ class Ranking(NamedTuple):
     """The candidates of the answer's plans, best first, and the Pareto front, cheapest first.
 
     The plans are the best candidate of each type and purchase option, or of objective pareto the best, then the front.
-    Of the candidates at current prices that beat the first in hours, ``faster`` is the best by the score of objective
-    time; of those that beat it in dollars, ``cheaper`` costs least. None where there is none. A candidate beats it by
-    the mean that is scored, and by the expected value, which people read first.
+    ``faster`` and ``cheaper``, at current prices, beat both the first's mean and its expected hours or dollars.
     """
 
     best: list[Candidate]
@@ -48,50 +46,46 @@ class Ranking(NamedTuple):
 
 def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
     """Rank the feasible candidates of the tables."""
-    rows = [np.flatnonzero(table.feasible(request.constraints)) for table in tables]
-    candidates = [Candidate(table, int(row)) for table, chosen in zip(tables, rows, strict=True) for row in chosen]
+    candidates, columns = list[Candidate](), list[Sequence[NDArray[Any]]]()
+    for table in tables:
+        rows, outcome, cost = np.flatnonzero(table.feasible(request.constraints)), table.outcome, table.cost
+        candidates += [Candidate(table, row) for row in rows.tolist()]
+        kinds = np.bitwise_count(split_bits(table.fastest.columns))[table.configuration]
+        ends = (outcome.hours_expected, outcome.hours_p95, cost.expected, cost.p95)
+        columns.append([column[rows] for column in (*ends, kinds, table.nodes, table.stale)])
     if not candidates:
         return Ranking([], [])
+    hours, hours_p95, usd, usd_p95, kinds, nodes, stale = (
+        np.concatenate(parts) for parts in zip(*columns, strict=True)
+    )
+    mean_hours, mean_usd = (hours + hours_p95) / 2, (usd + usd_p95) / 2
 
-    def column(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        return np.concatenate([value[chosen] for value, chosen in zip(values, rows, strict=True)])
-
-    usd, hours = column([table.cost.expected for table in tables]), column([t.outcome.hours_expected for t in tables])
-    mean_usd = (usd + column([table.cost.p95 for table in tables])) / 2
-    mean_hours = (hours + column([table.outcome.hours_p95 for table in tables])) / 2
-    score = scores(request, mean_usd, mean_hours)
-    kinds = column([np.bitwise_count(split_bits(t.fastest.columns)[t.configuration]) for t in tables])
-    nodes, stale = column([table.nodes for table in tables]), column([table.stale for table in tables])
-
-    def pick(group: Sequence[int], values: Floats = score) -> int:
+    def pick(group: Collection[int], values: Floats) -> int:
         limit = (1 + SAME) * min(values[i] for i in group)
         return min((i for i in group if values[i] <= limit), key=lambda i: (kinds[i], nodes[i], values[i]))
 
-    groups: dict[tuple[CandidateTable, str, bool], list[int]] = {}
-    for i, (candidate, is_old) in enumerate(zip(candidates, stale.tolist(), strict=True)):
-        groups.setdefault((candidate.table, candidate.purchase.option, is_old), []).append(i)
-    best = sorted((pick(group) for group in groups.values()), key=lambda i: (stale[i], score[i]))
-    first = best[0]
+    groups: dict[tuple[CandidateTable, str, float], list[int]] = {}
+    for i, candidate in enumerate(candidates):
+        groups.setdefault((candidate.table, candidate.purchase.option, stale[i]), []).append(i)
+    score = scores(request, mean_usd, mean_hours)
+    best = sorted((pick(group, score) for group in groups.values()), key=lambda i: (stale[i], score[i]))
+    first, shown = best[0], best[:MAX_PLANS]
     # Plans at old spot prices are last; the best that may save stays in, for the answer's line on spot is of it.
-    if not stale[first] and (saves := [i for i in best[MAX_PLANS:] if stale[i] and usd[i] < usd[first]]):
-        best = [*best[: MAX_PLANS - 1], saves[0]] if not stale[best[MAX_PLANS - 1]] else best
+    saves = [i for i in best if stale[i] and usd[i] < usd[first]]
+    if saves and not any(stale[i] for i in shown):
+        shown[-1] = saves[0]
     front: list[int] = []
     for i in pareto_front(hours, usd).tolist():
         if not front or hours[i] < (1 - SAME_SHOWN) * hours[front[-1]]:
             front.append(i)
-
-    def beating(mean: Floats, expected: Floats) -> list[int]:
-        beats = ~stale & (mean < (1 - SAME) * mean[first]) & (expected < expected[first])
-        return np.flatnonzero(beats).tolist()
-
-    shown = best[:MAX_PLANS] if request.objective != "pareto" else dict.fromkeys([first, *front])
     by_time = scores(request.model_copy(update={"objective": "time"}), mean_usd, mean_hours)
-    faster, cheaper = beating(mean_hours, hours), beating(mean_usd, usd)
+    faster = np.flatnonzero(~stale & (mean_hours < (1 - SAME) * mean_hours[first]) & (hours < hours[first]))
+    cheaper = np.flatnonzero(~stale & (mean_usd < (1 - SAME) * mean_usd[first]) & (usd < usd[first]))
     return Ranking(
-        best=[candidates[i] for i in shown],
+        best=[candidates[i] for i in (dict.fromkeys([first, *front]) if request.objective == "pareto" else shown)],
         pareto=[candidates[i] for i in front],
-        faster=candidates[pick(faster, by_time)] if faster else None,
-        cheaper=candidates[min(cheaper, key=lambda i: mean_usd[i])] if cheaper else None,
+        faster=candidates[pick(faster, by_time)] if faster.size else None,
+        cheaper=candidates[cheaper[mean_usd[cheaper].argmin()]] if cheaper.size else None,
     )
 
 

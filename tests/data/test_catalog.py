@@ -180,8 +180,9 @@ def test_spot_prices_are_the_quotes_by_zone_and_only_then_the_advisors(catalog: 
     for line in advised:
         offer = catalog.offer(line["instance_type"], line["region"])
         assert offer is not None and offer.on_demand is not None
-        assert offer.interruption_band == build_snapshot.BANDS[line["interruption_frequency_per_month"]]
-        assert offer.interruptions and offer.interruptions.as_of == date(2025, 7, 28)
+        band = build_snapshot.BANDS[line["interruption_frequency_per_month"]]
+        assert offer.interruptions and offer.interruptions[:2] == band
+        assert offer.interruptions.as_of == date(2025, 7, 28)
         saving_pct = int(line["savings_over_on_demand_pct"])
         if offer.spot is None:
             assert saving_pct < 0
@@ -213,7 +214,7 @@ def test_snapshot_is_what_the_inputs_make(catalog: Catalog) -> None:
     if metadata.version("moto") != build_snapshot.MOTO_VERSION:
         pytest.skip(f"moto is {metadata.version('moto')}, the snapshot is of moto {build_snapshot.MOTO_VERSION}")
     built, skipped = build_snapshot.build()
-    shipped = read_snapshot(SHIPPED).tables
+    shipped = Tables.of(read_snapshot(SHIPPED))
     for name in Tables._fields:
         assert sorted(map(str, getattr(built, name))) == sorted(map(str, getattr(shipped, name))), name
     assert {line.place.split()[0] for line in skipped} == {*LEFT_OUT, *GONE_FROM_ZONES}

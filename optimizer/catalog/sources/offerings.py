@@ -11,16 +11,13 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from optimizer.aws.paging import filters, pages
+from optimizer.contract.spelling import ZONE_ID
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
 
 NAME = "zones"
 ORIGIN = "EC2 DescribeInstanceTypeOfferings"
-
-# A region's own zones: eu-central-1 has euc1-az1. Local and Wavelength Zones have more parts (usw2-lax1-az1):
-# https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html
-REGIONAL_ZONE = re.compile(r"[a-z]+[0-9]+-az[0-9]+")
 
 
 def fetch(client: EC2Client, types: Collection[str]) -> list[dict[str, Any]]:
@@ -34,6 +31,6 @@ def parse(offerings: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
     zone_ids: defaultdict[str, set[str]] = defaultdict(set)
     for offering in offerings:
         name, location = str(offering.get("InstanceType")), str(offering.get("Location"))
-        if REGIONAL_ZONE.fullmatch(location):
+        if re.match(ZONE_ID, location):
             zone_ids[name].add(location)
     return {name: tuple(sorted(ids)) for name, ids in zone_ids.items()}

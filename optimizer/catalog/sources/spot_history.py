@@ -5,6 +5,7 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHist
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optimizer.aws.paging import pages
 from optimizer.catalog.sources import Skipped, UnusableRowError
-from optimizer.catalog.sources.offerings import REGIONAL_ZONE
+from optimizer.contract.spelling import ZONE_ID
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -97,7 +98,7 @@ def parse(
         if found is None or zone_id is None:
             continue
         name, priced = found.instance_type, (found.at, found.usd)
-        if REGIONAL_ZONE.fullmatch(zone_id) and (offered is None or zone_id in offered.get(name, ())):
+        if re.match(ZONE_ID, zone_id) and (offered is None or zone_id in offered.get(name, ())):
             latest[name, zone_id] = max(latest.get((name, zone_id), priced), priced)
     by_type: defaultdict[str, list[ZonePrice]] = defaultdict(list)
     for (name, zone_id), (_, usd) in latest.items():

@@ -16,4 +16,4 @@ def catalog() -> Catalog:
 
 @pytest.fixture
 def tables() -> Tables:
-    return read_snapshot(SHIPPED).tables
+    return Tables.of(read_snapshot(SHIPPED))

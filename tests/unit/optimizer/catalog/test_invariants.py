@@ -13,10 +13,10 @@ from optimizer.catalog import Catalog, invariants
 from optimizer.contract.hardware import HourlyPrice, InterruptionBand, Zones
 
 
-def _type(**changes: Any) -> Callable[[Catalog], Catalog]:
+def _type(name: str = "p5.48xlarge", **changes: Any) -> Callable[[Catalog], Catalog]:
     def change(catalog: Catalog) -> Catalog:
         types = {i.name: i for i in catalog.instance_types}
-        types["p5.48xlarge"] = replace(types["p5.48xlarge"], **changes)
+        types[name] = replace(types[name], **changes)
         return replace(catalog, instance_types=tuple(types.values()))
 
     return change
@@ -51,6 +51,7 @@ FUTURE = date(2027, 1, 1)
         (_type(gpu_memory_gib=40), "GPU memory is the GPU table's"),
         (_type(vcpus=0), "a type has processors and memory"),
         (_type(network_gbit_per_s=0), "a type has a network"),
+        (_type("g5.48xlarge", interconnect="nvlink"), "a type linked by NVLink has a GPU with NVLink"),
         (_type(efa_cards=33), "EFA cards are network cards"),
         (_type(card_interfaces=(0,) * 32), "a network card takes an interface"),
         (_type(source=""), "a fact has a source"),
@@ -70,6 +71,7 @@ FUTURE = date(2027, 1, 1)
             "a spot price is of a zone that offers",
         ),
         (_offer(interruptions=InterruptionBand(0.2, 0.1, "test", FUTURE)), "an interruption band is a share"),
+        (_offer(interruptions=InterruptionBand(0.2, 1.0, "test", FUTURE)), "an interruption band is a share"),
         (lambda c: replace(c, unit_prices=(replace(c.unit_prices[0], usd=0), *c.unit_prices[1:])), "above 0 USD"),
         (lambda c: replace(c, unit_prices=(replace(c.unit_prices[0], source=""), *c.unit_prices[1:])), "has a source"),
         (lambda c: replace(c, unit_prices=()), "every unit price is known"),
@@ -79,10 +81,3 @@ def test_a_broken_rule_is_found(catalog: Catalog, change: Callable[[Catalog], Ca
     found = invariants.check(change(catalog))
     assert any(rule in violation.rule for violation in found), found
     assert all(violation.place and violation.value for violation in found)
-
-
-def test_nvlink_needs_a_gpu_with_nvlink(catalog: Catalog) -> None:
-    types = {i.name: i for i in catalog.instance_types}
-    linked = replace(types["g5.48xlarge"], interconnect="nvlink")
-    found = invariants.check(replace(catalog, instance_types=(linked,)))
-    assert "a type linked by NVLink has a GPU with NVLink" in {violation.rule for violation in found}

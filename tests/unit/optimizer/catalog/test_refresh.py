@@ -105,7 +105,7 @@ def test_everything_that_answers_is_taken(pricing: Stubber) -> None:
     assert g5 is not None and g5.on_demand is None and g5.zone_ids
     # The interruption band is not in any API: it stays.
     old = before.offer("p4d.24xlarge", REGION)
-    assert old is not None and offer.interruption_band == old.interruption_band
+    assert old is not None and offer.interruptions == old.interruptions
     assert after.instance_type("p4d.24xlarge").source == "EC2 DescribeInstanceTypes"
     assert after.instance_type("p3.2xlarge") == before.instance_type("p3.2xlarge")
     for item, (usd, _) in UNIT_PRODUCTS.items():

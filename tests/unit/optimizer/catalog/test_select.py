@@ -34,9 +34,11 @@ def test_a_gpu_is_found_as_people_write_it(catalog: Catalog, name: str) -> None:
     assert {o.instance.gpu.key for o in select(catalog, gpus=(name,))} == {"rtx-pro-6000-96gb"}
 
 
-def test_a_gpu_model_has_all_its_memory_sizes_and_a_key_one(catalog: Catalog) -> None:
+def test_a_model_has_all_its_memory_sizes_and_a_family_its_types_in_any_case(catalog: Catalog) -> None:
     assert {o.instance.gpu.key for o in select(catalog, gpus=("a100",))} == {"a100-40gb", "a100-80gb"}
     assert {o.instance.gpu.key for o in select(catalog, gpus=("a100-80gb",))} == {"a100-80gb"}
+    assert {o.instance.name for o in select(catalog, types=("P5",))} == {"p5.48xlarge", "p5.4xlarge"}
+    assert catalog.match("region", ["US-East-*"]) == ["us-east-1", "us-east-2"]
 
 
 def test_a_family_in_place_of_a_type_names_its_types(catalog: Catalog) -> None:

@@ -26,7 +26,7 @@ def written(tmp_path: Path, tables: Tables) -> Path:
 def test_a_snapshot_reads_back_as_written(written: Path, tables: Tables) -> None:
     read = read_snapshot(written)
     assert read.made_at == MADE_AT
-    assert read.tables == tables
+    assert Tables.of(read) == tables
     assert load(written).offers == load(SHIPPED).offers
 
 
@@ -74,11 +74,11 @@ def _changed(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], Non
     return do
 
 
-def _priced(kind: str, usd: float) -> Callable[[Path], None]:
-    """Give the first offer that has a price of this kind another value."""
+def _stated(kind: str, **facts: Any) -> Callable[[Path], None]:
+    """Change the first offer that has a fact of this kind."""
 
     def change(rows: Rows) -> Rows:
-        next(row for row in rows if kind in row)[kind]["usd_per_hour"] = usd
+        next(row for row in rows if kind in row)[kind].update(facts)
         return rows
 
     return _rewritten("offers", change)
@@ -100,12 +100,11 @@ def _priced(kind: str, usd: float) -> Callable[[Path], None]:
         (_rewritten("offers", lambda rows: [{**rows[0], "colour": "red"}]), "is no catalog.*colour"),
         (_rewritten("instance_types", lambda rows: rows[1:]), "is no catalog: KeyError"),
         # A traceback, or a fleet for the price of its disks.
-        (_priced("on_demand", math.nan), "a price of nan USD, not above 0"),
-        (_priced("spot", 0.0), "a price of 0.0 USD, not above 0"),
-        (
-            _rewritten("unit_prices", lambda rows: [{**row, "usd": -5.0} for row in rows]),
-            "a price of -5.0 USD, not above 0",
-        ),
+        (_stated("on_demand", usd_per_hour=math.nan), "on-demand nan .rule: a price is above 0"),
+        (_stated("spot", usd_per_hour="9"), "is no catalog: TypeError"),
+        (_stated("spot", as_of="2999-01-01"), "a date not in the future"),  # it was current for ever
+        (_rewritten("instance_types", lambda rows: [*rows, rows[0]]), "a type has one row"),
+        (_rewritten("unit_prices", lambda rows: [{**row, "usd": -5.0} for row in rows]), "breaks .* -5.0 .rule"),
     ],
 )
 def test_a_damaged_snapshot_is_refused_with_what_is_wrong(

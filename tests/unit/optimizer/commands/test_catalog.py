@@ -11,6 +11,7 @@ from optimizer.catalog import refresh, snapshot
 from optimizer.catalog.snapshot import SHIPPED, read_snapshot, write_snapshot
 from optimizer.catalog.sources import Skipped
 from optimizer.catalog.sources.price_list import InstancePrice
+from optimizer.catalog.tables import Tables
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
 
@@ -40,12 +41,13 @@ def test_verify_passes_the_shipped_catalog(run: Gpufleet) -> None:
 
 def test_verify_lists_every_violation_with_status_1(run: Gpufleet, tmp_path: Path) -> None:
     shipped = read_snapshot(SHIPPED)
-    offers = shipped.tables.offers
+    tables = Tables.of(shipped)
+    offers = tables.offers
     broken = [index for index, row in enumerate(offers) if row.on_demand and row.spot][:2]
     for index, kind, usd in zip(broken, ("on_demand", "spot"), (-1.0, 10_000.0), strict=True):
         price = replace(getattr(offers[index], kind), usd_per_hour=usd)
         offers[index] = replace(offers[index], **{kind: price})
-    write_snapshot(tmp_path, shipped.tables, made_at=shipped.made_at)
+    write_snapshot(tmp_path, tables, made_at=shipped.made_at)
     code, out, err = run("verify", str(tmp_path), "--format", "json")
     assert code == 1
     # The negative price also makes that offer's other prices dearer than on-demand.

@@ -305,7 +305,6 @@ UNNEEDED = {
     *("torch", "pulumi", "boto3", "pandas", "yaml", "ruamel", "rich"),
     *(
         "optimizer.clouds",
-        "optimizer.catalog.invariants",
         "optimizer.catalog.select",
         "optimizer.performance.fit",
         "optimizer.performance.runs",

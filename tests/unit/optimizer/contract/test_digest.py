@@ -91,6 +91,8 @@ def test_a_quote_of_the_request_is_the_plans_price() -> None:
     assert (best.region, best.prices[0].usd, best.prices[0].source) == ("us-east-1", 9.5, f"{QUOTE}EDP 2026-17")
     with pytest.raises(InvalidInputError, match=r"'p5\.48xlarg' is not in the catalog"):
         recommend({**REQUEST, "constraints": {"quotes": [quote | {"instance_type": "p5.48xlarg"}]}})
+    with pytest.raises(InvalidInputError, match="as_of 2999-01-01 is to come"):  # a spot price that never gets old
+        recommend({**REQUEST, "constraints": {"quotes": [quote | {"as_of": date(2999, 1, 1)}]}})
 
 
 @pytest.mark.parametrize("command", [["stack", "set", "--stack", "dev"], ["preview"]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from bootstrap.contract.capacity import PoolEvents
 from optimizer.catalog import load
+from optimizer.contract.hardware import InterruptionBand
 from optimizer.economics import interruption
 from optimizer.economics.checkpoint import (
     MAX_INTERVAL_S,
@@ -53,15 +54,15 @@ SYNC = a_checkpoint(7.4)
 
 
 def test_closed_band_is_read_at_its_upper_end() -> None:
-    hazard = spot_hazard((0.05, 0.10), multi_gpu=True, as_of="2025-07-28")
+    hazard = spot_hazard(InterruptionBand(0.05, 0.10, "", date(2025, 7, 28)), multi_gpu=True)
     lost_in_a_month = 1 - np.exp(-hazard.rate_per_node_hour * 730)
     assert lost_in_a_month == pytest.approx(0.10)
     assert "2025-07-28" in hazard.source
 
 
 def test_open_and_missing_bands_take_the_measured_traces() -> None:
-    for band in ((0.20, None), None):
-        hazard = spot_hazard(band, multi_gpu=False, as_of="2025-07-28")
+    for band in (InterruptionBand(0.20, None, "", date(2025, 7, 28)), None):
+        hazard = spot_hazard(band, multi_gpu=False)
         assert hazard.rate_per_node_hour == measured_hazard(multi_gpu=False).rate_per_node_hour
         assert "p3.2xlarge" in hazard.source
 

@@ -67,19 +67,17 @@ def test_the_plan_keeps_the_budget_that_the_search_asked_for(option: str) -> Non
     assert plan.cost_usd.p95 + plan.reserve_usd == pytest.approx(needed, abs=0.03)
 
 
-def test_the_budget_pays_for_the_drain_too() -> None:
-    """The controller drains while the ceiling still pays for it, so a budget of the 95th percentile is too little."""
-    limits: dict[str, Any] = {**ONE_P4D, "purchase_options": ["on-demand"]}
-    free = answer(**limits).plans[0]
-    (price,) = [price.usd for price in free.prices if price.item.startswith("on-demand")]
-    assert free.reserve_usd == pytest.approx(price * free.reserve_s / 3600, rel=0.02)
-    at_p95 = answer(**limits, budget_usd=free.cost_usd.p95)
-    assert not at_p95.plans
-    why = rejection(at_p95, "p4d.24xlarge")
-    assert why.value == pytest.approx(free.cost_usd.p95 + free.reserve_usd, abs=0.02)
-    assert "at the 95th percentile, with its drain, the budget is" in why.reason
-    enough = answer(**limits, budget_usd=free.cost_usd.p95 + free.reserve_usd + 0.02)
-    assert enough.plans[0].cost_usd == free.cost_usd
+def test_a_rejection_by_the_budget_keeps_the_deadline_too_or_says_that_nothing_does() -> None:
+    """The value was of a run that the deadline refused, so whoever paid it was refused again."""
+    limits: dict[str, Any] = {"instance_types": ["p4d"], "purchase_options": ["on-demand"]}
+    front = answer(objective="pareto", **limits).pareto
+    usd, hours = [plan.cost_usd.p95 for plan in front], [plan.hours.p95 for plan in front]
+    limits |= {"budget_usd": 0.9 * min(usd), "deadline_hours": 0.99 * max(hours)}
+    why = rejection(answer(**limits), "p4d.24xlarge")
+    assert "at the 95th percentile, with its drain, the budget is" in why.reason and "deadline" not in why.reason
+    assert answer(**limits | {"budget_usd": why.value + 0.01}).plans
+    both = rejection(answer(**limits | {"deadline_hours": 0.9 * min(hours)}), "p4d.24xlarge")
+    assert both.binding_constraint == "budget" and f"the deadline is {0.9 * min(hours):,.1f} h" in both.reason
 
 
 def test_each_binding_constraint_is_named() -> None:

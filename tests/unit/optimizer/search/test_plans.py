@@ -49,7 +49,8 @@ def test_a_run_of_any_size_has_plans_that_add_up(model: str, samples: int) -> No
     answered = answer(model, work=work, instance_types=[], regions=["us-*"])
     assert answered.plans
     for plan in answered.plans + answered.pareto:
-        assert round(plan.cost_usd.breakdown.total(), 2) == plan.cost_usd.expected
+        cost = plan.cost_usd  # its median was up to two cents above the expected value
+        assert cost.p50 <= round(cost.breakdown.total(), 2) == cost.expected <= cost.p95
 
 
 def test_steps_samples_and_tokens_ask_for_the_same() -> None:
