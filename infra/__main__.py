@@ -14,7 +14,6 @@ from infra.lustre import Lustre
 from infra.naming import Names, tags
 from infra.network import Network
 from infra.observability import Observability
-from infra.scaling import Scaling
 from infra.security import Security
 from infra.storage import Storage
 
@@ -39,8 +38,6 @@ def main(*, starts_nodes: bool = True) -> None:
     observability = Observability(stack, security)
     lustre = Lustre(stack, network, security) if plan.lustre else None
     fleet = Fleet(stack, image, network, security, storage, observability, lustre)
-    if settings.scaling or plan.purchase.capacity_block:
-        Scaling(stack, network.places.values(), fleet.group_names)
     Controller(stack, network, security, storage, observability, fleet)
 
     exports = {

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -19,7 +17,6 @@ from infra.control_settings import control_settings
 from infra.fleet import Fleet
 from infra.network import Network
 from infra.observability import Observability
-from infra.places import DeclaredPlace
 from infra.policies.roles import assume_role, controller_policy
 from infra.security import Security
 from infra.storage import Storage
@@ -49,20 +46,25 @@ class Controller(Component):
         # The controller starts nodes as soon as it runs, so it comes after everything that nodes need, and goes before.
         super().__init__(stack, pulumi.ResourceOptions(depends_on=[fleet, observability]))
         self._name = f"{self._prefix}-controller"
-        given = {
-            "bucket": storage.bucket,
-            "queue_url": observability.queue_url,
-            "group": fleet.group_name,
-            "train_archive": storage.train_archive,
-            "subnets": network.subnets,
-        }
-        self._schedule(self._function(network.places, security.key_arn, given))
+        text: pulumi.Output[str] = pulumi.Output.all(
+            bucket=storage.bucket,
+            queue_url=observability.queue_url,
+            group=fleet.group_name,
+            train_archive=storage.train_archive,
+            subnets=network.subnets,
+        ).apply(
+            lambda known: json.dumps(
+                to_json(control_settings(self._settings, self._names, places=network.places, **known)),
+                separators=(",", ":"),
+            )
+        )
+        self._schedule(self._function(text, storage.bucket, security.key_arn))
         self.register_outputs({})
 
     def _function(
-        self, places: Mapping[str, DeclaredPlace], key_arn: pulumi.Input[str], given: Mapping[str, Any]
+        self, text: pulumi.Output[str], bucket: pulumi.Output[str], key_arn: pulumi.Output[str]
     ) -> aws.lambda_.Function:
-        names, bucket = self._names, given["bucket"]
+        names = self._names
         policy = self._policy(controller_policy, key_arn=key_arn, shared=self._settings.shared)
         trust = assume_role("lambda.amazonaws.com")
         role, permissions = self._role(self._name, trust, policy, names.controller_role)
@@ -73,11 +75,6 @@ class Controller(Component):
         # Lambda would make the log group itself, unencrypted and kept for ever.
         log_group = self._log_group(self._name, names.controller_log_group, key_arn)
 
-        text: pulumi.Output[str] = pulumi.Output.all(**given).apply(
-            lambda known: json.dumps(
-                to_json(control_settings(self._settings, names, places=places, **known)), separators=(",", ":")
-            )
-        )
         # The digest makes other settings another object: the function takes them and its code in one step.
         digest = text.apply(lambda known: hashlib.sha256(known.encode()).hexdigest()[:12])
         key_of_settings = pulumi.Output.format("{0}/settings-{1}.json", names.control_prefix, digest)

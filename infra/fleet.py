@@ -64,7 +64,6 @@ class Fleet(Component):
 
         places = network.places.values()
         groups = {group.number: place_group(place, group) for place in places for group in place.groups}
-        self.group_names = [group.name for group in groups.values()]
         self.group_name, self.launch_template_id = groups[1].name, groups[1].launch_template_id
         self.register_outputs({"group_name": self.group_name})
 

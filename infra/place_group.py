@@ -7,11 +7,13 @@ nothing else of them, so a second `up` finds nothing to do.
 from __future__ import annotations
 
 import base64
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
+from bootstrap.contract.timings import BLOCK_TAIL
 from infra.component import ENDED_WITHIN, Component, Stack
 from infra.images import Image
 from infra.network import Network
@@ -45,7 +47,7 @@ REFRESH: Any = {
 
 
 class PlaceGroup(Component):
-    """Launch template and Auto Scaling group of one place, with its lifecycle hooks; it starts without a node."""
+    """Launch template and Auto Scaling group of one place, with its hooks and scaling; it starts without a node."""
 
     def __init__(
         self,
@@ -65,6 +67,11 @@ class PlaceGroup(Component):
         template = self._template(image, user_data, reservation_id)
         self.name = self._group(template).name
         self.launch_template_id = template.id
+        if place.block:
+            self._drain_before(place.block.end)
+        scaling = self._settings.scaling
+        if scaling and scaling.gpu_utilization_percent is not None:
+            self._track_utilization(scaling.gpu_utilization_percent)
         self.register_outputs({"group_name": self.name})
 
     def _template(
@@ -220,3 +227,44 @@ class PlaceGroup(Component):
                 "overrides": [{"instance_type": place.instance_type}],
             },
         }
+
+    def _track_utilization(self, percent: float) -> None:
+        """Add nodes above ``percent``, the mean over the nodes in service, and take nodes below.
+
+        https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-scaling-target-tracking.html
+        """
+        aws.autoscaling.Policy(
+            f"{self._prefix}-gpu-utilization",
+            autoscaling_group_name=self.name,
+            policy_type="TargetTrackingScaling",
+            target_tracking_configuration={
+                "target_value": percent,
+                "customized_metric_specification": {
+                    "namespace": self._names.metric_namespace,
+                    # Published by every node, each minute, for each GPU (bootstrap/cloudwatch-agent.json).
+                    "metric_name": "GpuUtilizationPercent",
+                    "statistic": "Average",
+                },
+            },
+            opts=self._own,
+        )
+
+    def _drain_before(self, end: datetime) -> None:
+        """Drain a block's nodes, should the controller not have done so some minutes earlier."""
+        # The terminate hook ends before AWS ends the node.
+        moment = (end - BLOCK_TAIL - timedelta(seconds=self._plan.terminate_timeout_s)).astimezone(UTC)
+        # Auto Scaling takes no time in the past.
+        if moment > datetime.now(UTC):
+            name = f"{self._prefix}-drain{self._suffix}"
+            aws.autoscaling.Schedule(
+                name,
+                scheduled_action_name=name,
+                autoscaling_group_name=self.name,
+                desired_capacity=0,
+                # Auto Scaling takes no size below the smallest, which is not 0 where workers stand by:
+                # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_UpdateAutoScalingGroup.html
+                min_size=0,
+                max_size=-1,  # The provider leaves it; its default is 0.
+                start_time=f"{moment:%Y-%m-%dT%H:%M:%SZ}",
+                opts=self._own,
+            )

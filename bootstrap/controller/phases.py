@@ -162,7 +162,7 @@ def _check_gang(tick: Tick, state: ControllerState) -> ControllerState:
     groups = tick.groups(name)
     if not groups:
         return state
-    # A person does not pause the run where the block's own schedule has set the size to 0 (infra/scaling.py).
+    # A person does not pause the run where the block's own schedule has set the size to 0 (infra/place_group.py).
     if name not in tick.open_places(state) or state.group not in ("", settings.group_of(name)):
         reason = f"{name} closes, or `pulumi up` changed it: the nodes save, and the run goes on where the plan has it"
         return _drain(tick, state, reason, after="waiting")

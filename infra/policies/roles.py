@@ -128,14 +128,9 @@ def training_policy(names: Names, *, key_arn: str, read_prefixes: Mapping[str, s
     """
     kept = TRAINING_STATEMENTS.split()
     whole = node_policy(names, key_arn=key_arn, read_prefixes=read_prefixes)["Statement"]
-    elsewhere = {
-        "StringNotEquals": {"aws:SourceVpc": vpc_id},
-        "StringEquals": {"aws:RequestedRegion": names.region},
-        "BoolIfExists": {"aws:ViaAWSService": "false"},
-    }
     return document(
         *(statement for statement in whole if statement["Sid"] in kept),
-        *([deny("OnlyInOwnVpc", "*", "*", elsewhere, principal=None)] if vpc_id else []),
+        *([_only_where(names, "OnlyInOwnVpc", "aws:SourceVpc", vpc_id)] if vpc_id else []),
     )
 
 
@@ -196,29 +191,26 @@ def controller_policy(names: Names, *, key_arn: str, shared: SharedCeiling | Non
 def _only_on_own_node(names: Names) -> list[Statement]:
     """Deny an instance's credentials to every other machine, as calls through VPC endpoints name VPC and address.
 
-    Calls of another region's services (data in its buckets) leave by the NAT gateway and name neither; S3 and Parameter
-    Store use the key for the node themselves. EFA-only interfaces have no address, so each call has the primary one.
+    EFA-only interfaces have no address, so each call has the primary one.
     https://aws.amazon.com/blogs/security/how-to-use-policies-to-restrict-where-ec2-instance-credentials-can-be-used-from/
+    """
+    own = {"OnlyInOwnVpc": ("VPC", "${aws:SourceVpc}"), "OnlyFromOwnAddress": ("PrivateIPv4", "${aws:VpcSourceIp}")}
+    return [
+        _only_where(names, sid, f"aws:EC2InstanceSource{of_instance}", of_call, Null={"ec2:SourceInstanceARN": "false"})
+        for sid, (of_instance, of_call) in own.items()
+    ]
+
+
+def _only_where(names: Names, sid: str, key: str, value: str, **more: Statement) -> Statement:
+    """Deny calls of this region whose condition ``key`` has another value; ``more`` limits which.
+
+    Calls of another region's services (data in its buckets) leave by the NAT gateway and name no VPC; S3 and Parameter
+    Store use the stack's key for the caller themselves:
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html
     """
-    return [
-        deny(
-            sid,
-            "*",
-            "*",
-            {
-                "StringNotEquals": {of_credentials: of_request},
-                "StringEquals": {"aws:RequestedRegion": names.region},
-                "Null": {"ec2:SourceInstanceARN": "false"},
-                "BoolIfExists": {"aws:ViaAWSService": "false"},
-            },
-            principal=None,
-        )
-        for sid, of_credentials, of_request in (
-            ("OnlyInOwnVpc", "aws:EC2InstanceSourceVPC", "${aws:SourceVpc}"),
-            ("OnlyFromOwnAddress", "aws:EC2InstanceSourcePrivateIPv4", "${aws:VpcSourceIp}"),
-        )
-    ]
+    region = {"StringNotEquals": {key: value}, "StringEquals": {"aws:RequestedRegion": names.region}}
+    condition = region | more | {"BoolIfExists": {"aws:ViaAWSService": "false"}}
+    return deny(sid, "*", "*", condition, principal=None)
 
 
 def _pull(names: Names, uri: str) -> list[Statement]:

@@ -63,7 +63,7 @@ def test_a_block_is_drained_before_its_end_also_without_the_controller() -> None
     # The scheduled action could not take protected nodes.
     assert group["protectFromScaleIn"] is False
     assert stack.one("Schedule") == {
-        "scheduledActionName": "gpufleet-dev-block-end",
+        "scheduledActionName": "gpufleet-dev-drain",
         "autoscalingGroupName": "gpufleet-dev-nodes",
         "desiredCapacity": 0,
         # Workers keep a smallest size, below which AWS takes no wanted one.

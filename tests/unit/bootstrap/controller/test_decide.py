@@ -480,7 +480,7 @@ def test_a_run_goes_on_in_the_next_block_and_then_in_the_market(goes_to_market: 
 
 
 def test_a_block_that_its_schedule_drains_is_no_pause() -> None:
-    """The controller was late, and the scheduled action of infra/scaling.py has set the size to 0."""
+    """The controller was late, and the scheduled action of infra/place_group.py has set the size to 0."""
     day, next_block = timedelta(days=1), "capacity-block cr-2"
     hours = {
         OWN: OpeningHours(start=START, end=START + day),
