@@ -79,23 +79,22 @@ class PlaceGroup(Component):
     ) -> aws.ec2.LaunchTemplate:
         plan, place, security = self._plan, self._place, self._security
         tags, instance_type = self._named(self._name), place.instance_type
-        reservation: Any = None
-        if reservation_id is not None:
-            reservation = {"capacity_reservation_target": {"capacity_reservation_id": reservation_id}}
-        cluster, network_interfaces = self._network.placement_groups.get(place.number), list[Any]()
-        for interface in plan.node.interfaces:
-            described = {
+        target: Any = {"capacity_reservation_target": {"capacity_reservation_id": reservation_id}}
+        cluster = self._network.placement_groups.get(place.number)
+        # EC2 takes this argument for a single interface only:
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-instance-addressing.html
+        lone = {"associate_public_ip_address": "false"} if len(plan.node.interfaces) == 1 else {}
+        network_interfaces: Any = [
+            {
                 "network_card_index": interface.card,
                 "device_index": interface.device,
                 "interface_type": interface.kind,
                 "delete_on_termination": "true",
                 "security_groups": [security.node_group_id],
+                **lone,
             }
-            if len(plan.node.interfaces) == 1:
-                # EC2 takes this argument for a single interface only:
-                # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-instance-addressing.html
-                described["associate_public_ip_address"] = "false"
-            network_interfaces.append(described)
+            for interface in plan.node.interfaces
+        ]
         # The image's further volumes would be encrypted and end with the node only where its owner chose so:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/AMIEncryption.html
         volume: Any = {"encrypted": "true", "kms_key_id": security.key_arn, "delete_on_termination": "true"}
@@ -130,7 +129,7 @@ class PlaceGroup(Component):
             block_device_mappings=volumes,
             network_interfaces=network_interfaces,
             placement={"group_name": cluster.name, "tenancy": "default"} if cluster else None,
-            capacity_reservation_specification=reservation,
+            capacity_reservation_specification=None if reservation_id is None else target,
             # https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html
             instance_market_options={"market_type": "capacity-block"} if place.block else None,
             tag_specifications=[
