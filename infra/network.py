@@ -64,7 +64,7 @@ def choose_zones(settings: StackSettings, account: Mapping[str, str]) -> list[st
 def existing_subnets(settings: StackSettings) -> dict[str, aws.ec2.GetSubnetResult]:
     """Look up gpufleet:subnetIds by zone id; ConfigError for one in which no node starts, or a second one of a zone.
 
-    A security group serves its own VPC alone: https://docs.aws.amazon.com/vpc/latest/userguide/security-group-rules.html
+    A security group serves its own VPC alone: https://docs.aws.amazon.com/vpc/latest/userguide/vpc-security-groups.html
     """
     # The owner of a reservation knows its zone, which the catalog may not.
     plan, found = settings.plan, dict[str, aws.ec2.GetSubnetResult]()
