@@ -13,26 +13,24 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from bootstrap.contract.codec import FormatError
 from bootstrap.contract.ending import TERMINATE, Member
-from bootstrap.contract.settings import STACK_TAG, ControllerSettings, Lifecycle
+from bootstrap.contract.settings import STACK_TAG, ControllerSettings, Lifecycle, first_key
 from bootstrap.contract.state import ControllerState
 from bootstrap.controller.bucket import load_reports, load_request
 from bootstrap.controller.clients import Clients, error_code, log, to_seconds
 from bootstrap.controller.observation import AutoScalingGroup, Machine, Observation
 
-INTERRUPTION = "EC2 Spot Instance Interruption Warning"
-# AWS's page has had both names.
-RESERVATION = tuple(f"EC2 {kind}Capacity Reservation Instance Interruption Warning" for kind in ("", "Interruptible "))
+# End of the names of EC2's notices: spot nodes, and those that a reservation's owner takes back (with a time).
+INTERRUPTION = "Instance Interruption Warning"
 HEALTH = "AWS Health Event"
 # EC2 ended it at its launch: no right to the volume's key, too many volumes, no capacity:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _LAUNCH_FAULTS = re.compile(r"\w+\.(InternalError|InvalidSnapshot|VolumeLimitExceeded|InsufficientInstanceCapacity)")
-# The Pulumi program suspends it.
-_STAYS_SUSPENDED = "AZRebalance"
 # Batches of ten messages; an account's other instances send notices too.
 QUEUE_BATCHES = 50
 # "Terminating EC2 instance: i-0123456789abcdef0"; a failed launch has its reason behind the id.
 _ACTIVITY = re.compile(r"(Launching|Terminating)\b.*?\b(i-[0-9a-f]+)")
 _FORGOTTEN = "forgotten"
+_GROUP_TAG = "aws:autoscaling:groupName"  # Auto Scaling's, of a group's instances
 # Fifty pages, for which a tick has time.
 MOST_ACTIVITIES = 5000
 
@@ -84,11 +82,12 @@ def _parse_group(group: Any) -> AutoScalingGroup:
             Member(instance_id=it["InstanceId"], state=it["LifecycleState"], protected=it["ProtectedFromScaleIn"])
             for it in group["Instances"]
         ),
+        # The Pulumi program suspends AZRebalance:
         # https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-suspend-resume-processes.html
         suspended=tuple(
             name
             for name, reason in reasons.items()
-            if name == TERMINATE or not (reason.startswith("User suspended") or name == _STAYS_SUSPENDED)
+            if name == TERMINATE or not (reason.startswith("User suspended") or name == "AZRebalance")
         ),
         zones=tuple(group["AvailabilityZones"]),
     )
@@ -111,9 +110,9 @@ def receive_notices(clients: Clients, settings: ControllerSettings) -> tuple[set
                 if kind == HEALTH and detail.get("statusCode") != "closed":
                     starts_at = to_seconds(parsedate_to_datetime(detail["startTime"]))
                     maintenance |= {entity["entityValue"]: starts_at for entity in detail.get("affectedEntities", [])}
-                if kind in (INTERRUPTION, *RESERVATION):
+                if kind.endswith(INTERRUPTION):
                     interrupted.add(detail["instance-id"])
-                if kind in RESERVATION:
+                if "instance-termination-time" in detail:
                     # No page says that the metadata service tells the node, which has two minutes to save.
                     ends_at = datetime.fromisoformat(detail["instance-termination-time"].replace("Z", "+00:00"))
                     maintenance[detail["instance-id"]] = to_seconds(ends_at)
@@ -151,7 +150,7 @@ def read_machines(
         log("unreadable", reason=f"no scaling activities: {error}")
     instances |= {
         instance["InstanceId"]: instance
-        for tag, values in ((STACK_TAG, [settings.stack]), ("aws:autoscaling:groupName", list(settings.groups)))
+        for tag, values in ((STACK_TAG, [settings.stack]), (_GROUP_TAG, list(settings.groups)))
         for page in pages.paginate(Filters=[{"Name": f"tag:{tag}", "Values": values}])
         for reservation in page["Reservations"]
         for instance in reservation["Instances"]
@@ -176,9 +175,11 @@ def _read_forgotten(
         place, asked = settings.places.get(key), {"AutoScalingGroupName": settings.group_of(key)}
         found = pages.paginate(**asked, IncludeDeletedGroups=True, PaginationConfig={"MaxItems": MOST_ACTIVITIES})
         # The newest come first, behind those in progress, and an instance's end before its launch.
-        for activity in (activity for page in found for activity in page["Activities"]):
+        for number, activity in enumerate(activity for page in found for activity in page["Activities"]):
             if activity["StartTime"] < since and "EndTime" in activity:
                 break
+            if number + 1 == MOST_ACTIVITIES:
+                log("unreadable", reason=f"{key}: no node before {activity['StartTime']} that no tick saw is metered")
             ended_at, named = to_seconds(activity.get("EndTime", now)), _ACTIVITY.match(activity.get("Description", ""))
             if named is None or activity["StartTime"] < since or ended_at <= state.updated_at:
                 continue
@@ -193,6 +194,7 @@ def _read_forgotten(
                     "LaunchTime": state.updated_at,
                     "Placement": {"AvailabilityZone": next(iter(group.zones), "")},
                     "State": {"Name": _FORGOTTEN},
+                    "Tags": [{"Key": _GROUP_TAG, "Value": settings.group_of(key)}],
                     "StateTransitionReason": f"({ended_at:%Y-%m-%d %H:%M:%S} UTC)",
                 })  # fmt: skip
             if what == "Launching" and instance_id in forgotten:
@@ -227,8 +229,9 @@ def _parse_machine(
     lifecycle: Lifecycle = own if own in ("spot", "capacity-block") else "on-demand"
     zone = instance.get("Placement", {}).get("AvailabilityZone", "")
     usd = spot_prices.get((zone, instance["InstanceType"])) if lifecycle == "spot" else None
-    if settings.owned and instance.get("CapacityReservationId") == settings.owned.reservation_id:
-        # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Instance.html
+    group = {"Key": _GROUP_TAG, "Value": settings.group_of(first_key(settings.own_place))}
+    if settings.owned and group in instance.get("Tags", ()):
+        # All nodes of that group are in the reservation. EC2 names it only while they live.
         usd = settings.owned.usd_per_hour
     # "User initiated (2026-11-21 16:00:00 GMT)"; a reclaimed spot instance has none.
     ended_at = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", instance.get("StateTransitionReason", ""))

@@ -180,8 +180,9 @@ def carry_out(clients: Clients, settings: ControllerSettings, asked: GroupAction
         try:
             getattr(clients.autoscaling, operation)(**parameters)
         except ClientError as error:
-            # The node, or its hook's timeout, was faster.
-            if error_code(error) != "ValidationError" or "No active Lifecycle Action" not in str(error):
+            # The node, or its hook's timeout, was faster: https://github.com/keikoproj/upgrade-manager/issues/25
+            gone = ("No active Lifecycle Action", "No managed instance found")
+            if error_code(error) != "ValidationError" or not any(text in str(error) for text in gone):
                 raise
 
 

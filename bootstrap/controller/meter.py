@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from bootstrap.contract.ending import LEAVING
-from bootstrap.contract.settings import ControllerSettings
+from bootstrap.contract.settings import ControllerSettings, Lifecycle
 from bootstrap.contract.state import UP, ControllerState, MeteredInstance, NodeCounts
 from bootstrap.contract.timings import LEASE, LEASE_ACTS
 from bootstrap.controller.observation import Machine, Tick
@@ -26,19 +26,26 @@ def hours(duration: timedelta) -> float:
     return max(0.0, duration.total_seconds()) / 3600
 
 
+def begin(
+    settings: ControllerSettings, lifecycle: Lifecycle, instance_type: str, subnet: str, launched_at: datetime
+) -> MeteredInstance:
+    """Begin the meter of an instance."""
+    return MeteredInstance(
+        instance_type=instance_type,
+        zone_id=settings.zones.get(subnet, ""),
+        launched_at=launched_at,
+        metered_until=launched_at,
+        lifecycle=lifecycle,
+        usd_per_hour=settings.usd_per_hour(lifecycle, instance_type),
+    )
+
+
 def charge(tick: Tick, state: ControllerState) -> ControllerState:
     """Charge every instance, the stack's own cost and its reservation."""
     settings, now = tick.settings, tick.now
     described = {machine.instance_id: machine for machine in tick.seen.machines}
     begun = {
-        key: MeteredInstance(
-            instance_type=machine.instance_type,
-            zone_id=settings.zones.get(machine.subnet, ""),
-            launched_at=machine.launched_at,
-            metered_until=machine.launched_at,
-            lifecycle=machine.lifecycle,
-        )
-        for key, machine in described.items()
+        key: begin(settings, it.lifecycle, it.instance_type, it.subnet, it.launched_at) for key, it in described.items()
     }
     instances = {
         key: _charge_described(settings, instance, described[key], now)
@@ -86,9 +93,6 @@ def _charge_described(
         price = max(price, instance.usd_per_hour)
     if machine.usd_per_hour is not None:
         price = machine.usd_per_hour + settings.volume_usd_per_node_hour
-    elif settings.owned and machine.ended and instance.usd_per_hour:
-        # An ended instance has left its reservation; a node that was never seen alive counts as rented.
-        price = instance.usd_per_hour
     until = max(machine.until or now, machine.launched_at + SHORTEST) if machine.ended else now
     return replace(
         _meter(instance, until, price),
@@ -120,6 +124,7 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
     in_service = {key for group in seen.groups.values() for key in group.in_service}
     leaving = {key for group in seen.groups.values() for key in group.in_state(LEAVING)}
     interrupted = seen.interrupted | {machine.instance_id for machine in seen.machines if machine.reclaimed}
+    ended = seen.ended
     instances: dict[str, MeteredInstance] = {}
     passed, unfit, interruptions = False, 0, 0
     for key, old in state.instances.items():
@@ -137,9 +142,11 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
         )
         passed |= new.served and not old.served
         interruptions += new.interrupted and not old.interrupted
-        ended_now = new.ended_at is not None and (key not in before or before[key].ended_at is None)
-        # Nodes end themselves during an outage, which is no failure.
-        is_end_of_another = new.served or new.interrupted or new.given_back or is_after_outage
+        # A node that EC2 has yet to describe again is no failure:
+        # https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
+        ended_now = key in ended and (key not in before or before[key].ended_at is None)
+        # Nodes end themselves during an outage. A part of a launch ends before its answer is written.
+        is_end_of_another = new.served or new.interrupted or new.given_back or is_after_outage or state.launch
         # Beside a complete gang it is a node of the place that the gang would move to.
         if ended_now and not is_end_of_another and state.phase in UP and not state.complete_since:
             unfit += 1

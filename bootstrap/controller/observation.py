@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from bootstrap.contract.ending import IN_SERVICE, Member
+from bootstrap.contract.ending import IN_SERVICE, STANDBY, Member
 from bootstrap.contract.report import NodeReport
 from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.settings import ControllerSettings, Lifecycle, OpeningHours, Place
@@ -42,8 +42,9 @@ class AutoScalingGroup:
         return [member.instance_id for member in self.members if member.state.startswith("Terminat")]
 
     def staying(self, ended: Collection[str]) -> list[str]:
-        """Ids of members that are neither being terminated nor among the ``ended`` instances."""
-        return sorted({member.instance_id for member in self.members}.difference(self.leaving, ended))
+        """Ids of members of the group's size that are neither being terminated nor among the ``ended`` instances."""
+        counted = {member.instance_id for member in self.members if member.state != STANDBY}
+        return sorted(counted.difference(self.leaving, ended))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,23 +9,14 @@ from typing import Any
 
 from bootstrap.contract.ending import Member
 from bootstrap.contract.pools import came, left, reclaimed, refused
-from bootstrap.contract.state import (
-    ENDED,
-    PAUSES,
-    UP,
-    ChosenPlace,
-    ControllerState,
-    LaunchRequest,
-    MeteredInstance,
-    PlaceAnswer,
-)
+from bootstrap.contract.state import ENDED, PAUSES, UP, ChosenPlace, ControllerState, LaunchRequest, PlaceAnswer
 from bootstrap.contract.timings import ASK_AGAIN, LEASE, REFUSED_REPLACEMENT, TICK
 from bootstrap.contract.words import counted
 from bootstrap.controller.actions import wanted_places
 from bootstrap.controller.capacity import count_refusal
 from bootstrap.controller.ends import is_ceiling_raised, must_end
 from bootstrap.controller.launches import is_refusal
-from bootstrap.controller.meter import hours
+from bootstrap.controller.meter import begin, hours
 from bootstrap.controller.observation import LaunchAnswer, Tick
 from bootstrap.controller.places import choose_place, learn, leave_for
 
@@ -97,18 +88,9 @@ def take_in(tick: Tick, state: ControllerState, answer: LaunchAnswer) -> Control
     state = replace(state, launch=None, answers=answers)
     if not answer.message:
         return state
-    given_back = {
-        key: MeteredInstance(
-            instance_type=place.instance_type,
-            zone_id=tick.settings.zones.get(answer.subnet, ""),
-            launched_at=now,
-            metered_until=now,
-            lifecycle=place.purchase,
-            usd_per_hour=tick.settings.usd_per_hour(place.purchase, place.instance_type),
-            given_back=True,
-        )
-        for key in answer.ids
-    }
+    new = begin(tick.settings, place.purchase, place.instance_type, answer.subnet, now)
+    # A tick that repeats the request may have metered them already.
+    given_back = {key: replace(state.instances.get(key, new), given_back=True) for key in answer.ids}
     state = replace(
         state,
         instances={**state.instances, **given_back},
@@ -225,8 +207,11 @@ def _give_up_beside(tick: Tick, state: ControllerState) -> ControllerState:
 
 
 def _members_but_of(tick: Tick, places: Iterable[str]) -> list[Member]:
-    kept = {key for place in places for key in tick.settings.keys_of(place)}
-    return [member for key, group in tick.seen.groups.items() if key not in kept for member in group.members]
+    # An instance that EC2 bills no more may be shutting down, a member, for a quarter of an hour:
+    # https://github.com/hashicorp/packer-plugin-amazon/issues/682
+    kept, ended = {key for place in places for key in tick.settings.keys_of(place)}, tick.seen.ended
+    others = [group for key, group in tick.seen.groups.items() if key not in kept]
+    return [member for group in others for member in group.members if member.instance_id not in ended]
 
 
 def _drain(tick: Tick, state: ControllerState, reason: str, **changes: Any) -> ControllerState:

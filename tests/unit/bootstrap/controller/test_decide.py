@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from bootstrap.contract.ending import GiveBack
 from bootstrap.contract.settings import OpeningHours
 from bootstrap.contract.shared_ceiling import SharedCeiling, StackRow
 from bootstrap.contract.timings import ASK_AGAIN, ENDING, LEASE, REFUSED_REPLACEMENT
+from bootstrap.controller.actions import GroupAction
 from bootstrap.controller.decide import decide
 from bootstrap.controller.ends import over_budget
 from bootstrap.controller.observation import Tick
@@ -77,6 +79,28 @@ def test_reserved_nodes_whose_slot_is_not_free_yet_are_asked_for_on_and_the_othe
     assert (world.phase, len(world.in_service()), len(world.nodes)) == ("running", 3, 4)
 
 
+def test_a_part_of_a_gang_that_ended_before_its_answer_was_written_is_paid_once_and_no_bad_node() -> None:
+    world = World(settings(), capacity=scarce(2), is_silent=True)
+    world.tick()
+    assert world.known.launch
+    for key in world.launch(world.known.launch).ids:
+        world.carry_out(GroupAction(OWN, GiveBack(instance_id=key)))
+    world.advance(MINUTE)
+    world.is_silent = False
+    world.tick()
+    assert (world.known.unfit_nodes, len(world.known.instances), world.alive()) == (0, 2, [])
+    world.run(1)
+    assert world.known.spent_usd == pytest.approx(world.true_usd()) and world.true_usd() > 0.3
+
+
+def test_a_node_that_ec2_does_not_describe_for_a_while_is_no_bad_node() -> None:
+    world = World(settings())
+    world.run(3)
+    seen = world.observe()
+    tick = Tick(settings=world.config, seen=replace(seen, machines=seen.machines[1:]), now=world.now)
+    assert decide(tick, world.known).state.unfit_nodes == 0
+
+
 def test_a_start_in_a_reservation_asks_each_minute_and_never_fails() -> None:
     world = World(settings(prices={"on-demand": PRICES["spot"]}, is_reserved=True), capacity=scarce(0))
     world.run(600)
@@ -91,6 +115,9 @@ def test_a_union_fills_the_reservation_first_and_rents_the_rest_in_the_same_tick
     world.tick()
     # Two owned nodes came without the third: they are given back at once.
     assert world.alive() == [] and [len(answer.ids) for _, answer in world.asked] == [2]
+    world.run(300)
+    # Nodes of a refused launch cost the reservation's price, too.
+    assert world.known.spent_usd == pytest.approx(world.true_usd(), abs=0.05) and len(world.asked) > 30
     world.capacity["on-demand"] = 1
     world.run_until("running")
     assert sorted(world.nodes[key].is_owned for key in world.alive()) == [False, True, True]
@@ -395,27 +422,16 @@ def test_no_further_start_that_could_not_even_pay_for_booting() -> None:
     assert world.known.attempts == 1
 
 
-def test_a_new_run_drains_the_old_nodes_first() -> None:
-    world = trained(World(settings()))
-    old = set(world.alive())
-    spent = world.known.spent_usd
-    world.config = settings(run_id="ffffffffffff")
-    world.run_until("draining")
-    world.run_until("running")
-    assert not old & set(world.alive())
-    assert world.known.run_id == "ffffffffffff"
-    # The same job: its dollars go on.
-    assert world.known.spent_usd > spent
-
-
-def test_another_job_starts_the_meter_at_zero_and_forgets_no_dollar() -> None:
+@pytest.mark.parametrize("job", ["ba9876543210", "ffffffffffff"])
+def test_a_new_run_drains_the_old_nodes_first_and_only_another_job_starts_the_meter_at_zero(job: str) -> None:
     world = trained(World(settings()))
     world.run(60)
-    earlier = world.known.spent_usd
-    world.config = settings(run_id="ffffffffffff", job="ffffffffffff")
+    old, spent = set(world.alive()), world.known.spent_usd
+    world.config = settings(run_id="ffffffffffff", job=job)
     world.tick()
-    assert world.known.earlier_usd == pytest.approx(earlier)
+    assert world.phase == "draining" and world.known.earlier_usd == (pytest.approx(spent) if job == "f" * 12 else 0)
     world.run_until("running")
+    assert not old & set(world.alive()) and world.known.run_id == "ffffffffffff"
     assert world.known.spent_usd + world.known.earlier_usd == pytest.approx(world.true_usd(), abs=0.01)
 
 
@@ -498,23 +514,17 @@ def test_a_block_that_its_schedule_drains_is_no_pause() -> None:
     assert world.known.place and world.known.place.name == next_block
 
 
-def test_a_person_pauses_the_gang() -> None:
-    world = World(settings())
-    world.run_until("running")
-    world.desired = 0
-    world.run_until("paused")
-    assert not world.alive()
-    # Auto Scaling would launch nodes one by one: `gpufleet resume` starts them.
-    world.desired = 3
-    world.run(30)
-    assert (world.phase, world.desired, world.alive()) == ("paused", 0, [])
-
-
 @pytest.mark.parametrize("phase", ["draining", "paused"])
-def test_a_person_ends_a_pause(phase: str) -> None:
+def test_a_person_pauses_the_gang_and_ends_the_pause(phase: str) -> None:
     world = trained(World(settings()))
     world.desired = 0
     world.run_until(phase)
+    if phase == "paused":
+        assert not world.alive()
+        # Auto Scaling would launch nodes one by one: `gpufleet resume` starts them.
+        world.desired = 3
+        world.run(30)
+        assert (world.phase, world.desired, world.alive()) == ("paused", 0, [])
     world.advance(MINUTE)
     world.ask("run")
     world.run_until("running")
@@ -577,6 +587,8 @@ def test_workers_are_left_to_their_policies_and_stopped_by_their_bounds() -> Non
     assert [decision.actions for decision in world.decisions] == [()] * 10
     assert world.phase == "running"
     world.desired = 2  # a policy
+    # The worker goes on with the next piece.
+    world.say(world.in_service()[0], "done")
     world.run(10)
     assert (world.known.nodes.wanted, world.known.nodes.in_service) == (2, 2)
     world.ask("stop")
@@ -602,14 +614,6 @@ def test_a_gang_takes_over_the_bounds_of_the_workers_before_it(want: str) -> Non
     world.say_all("done")
     world.run_until("done")
     assert (world.min_size, world.max_size, world.alive()) == (0, 3, [])
-
-
-def test_workers_that_are_done_go_on_with_the_next_piece() -> None:
-    world = World(settings(mode="workers", min_nodes=1), min_size=1, sizes={OWN: 1})
-    world.run(10)
-    world.say(world.in_service()[0], "done")
-    world.run(10)
-    assert world.phase == "running"
 
 
 def test_workers_respect_the_ceiling_counting_those_still_to_come() -> None:

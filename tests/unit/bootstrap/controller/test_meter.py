@@ -10,7 +10,7 @@ import pytest
 
 from bootstrap.contract.settings import ControllerSettings
 from bootstrap.contract.state import ControllerState
-from bootstrap.contract.timings import LEASE, LEASE_ACTS, TICK
+from bootstrap.contract.timings import TICK
 from bootstrap.controller.decide import decide
 from bootstrap.controller.meter import KEEP_ENDED
 from bootstrap.controller.meter import charge as charge_tick
@@ -18,7 +18,6 @@ from bootstrap.controller.observation import AutoScalingGroup, Machine, Observat
 from tests.unit.bootstrap.controller.world import OWN, START, settings
 
 HOUR = timedelta(hours=1)
-LEASED = LEASE + LEASE_ACTS + timedelta(seconds=settings().drain_s)
 
 
 def machine(**changes: Any) -> Machine:
@@ -97,11 +96,6 @@ def test_an_instance_that_disappeared_costs_the_tick_and_no_gap_when_it_reappear
     back = metered((HOUR, [machine()]), (3 * HOUR, []), (4 * HOUR, [machine()]))
     assert back.spent_usd == pytest.approx(40)
     assert back.instances["i-1"].ended_at is None
-
-
-def test_a_node_that_ended_itself_during_an_outage_is_charged_to_its_lease() -> None:
-    gone = metered((HOUR, [machine()]), (24 * HOUR, []))
-    assert gone.instances["i-1"].ended_at == START + HOUR + LEASED
 
 
 def test_nodes_that_no_tick_saw_in_an_outage_are_charged_and_not_kept() -> None:

@@ -21,12 +21,13 @@ from bootstrap.contract.state import NewerStateError
 from bootstrap.contract.timings import LEASE, LEASE_ACTS
 from bootstrap.controller import bucket
 from bootstrap.controller.bucket import ConflictError, StateError
-from bootstrap.controller.gather import HEALTH, INTERRUPTION, RESERVATION, gather
+from bootstrap.controller.gather import HEALTH, gather
 from bootstrap.controller.handler import TickError, handler, tick
 from infra.controller import TIMEOUT_S
+from infra.policies.resources import EVENTS
 from tests.engine.moto_extension.auto_scaling_launches import rooms
 from tests.unit.bootstrap.controller.conftest import ACCOUNT, REGION, Stack, complete, make_group
-from tests.unit.bootstrap.controller.world import PLACES, rotating
+from tests.unit.bootstrap.controller.world import PLACES, rotating, union
 
 # In UTC this is in the year 0, which no datetime holds.
 FIRST_HOUR = "0001-01-01T00:00:00+14:00"
@@ -172,12 +173,15 @@ def test_a_done_run_ends_however_many_nodes_reported_before(stack: Stack) -> Non
     assert stack.tick().phase == "draining"
 
 
-def test_a_node_that_a_person_put_into_standby_is_ended_too(stack: Stack) -> None:
+def test_a_node_that_a_person_put_into_standby_is_replaced_once_and_ended_too(stack: Stack) -> None:
     """It counts for no size, so that a size of 0 leaves it there, paid, for ever."""
     nodes = stack.trained()
     stack.clients.autoscaling.enter_standby(
         AutoScalingGroupName=stack.config.group, InstanceIds=[nodes[0]], ShouldDecrementDesiredCapacity=True
     )
+    for _ in range(10):
+        stack.tick()
+    assert (len(stack.members()), len(stack.group.instance_states), stack.group.desired_capacity) == (4, 4, 3)
     stack.ask("stop")
     stack.tick()
     for _ in range(9):
@@ -210,6 +214,10 @@ def test_a_node_that_died_in_its_terminate_hook_holds_up_no_drain(stack: Stack) 
     die(nodes[0])
     stack.tick()
     assert sorted(stack.members("Terminating:Wait")) == sorted(nodes[1:])
+    # The group still has the others, too.
+    for node in nodes[1:]:
+        die(node)
+    assert stack.tick().phase == "stopped"
 
 
 def test_a_node_that_never_completes_its_hook_is_ended_in_time(stack: Stack) -> None:
@@ -244,7 +252,7 @@ def test_a_node_that_holds_on_is_ended_through_its_group(
     assert all(instance.lifecycle_state != "InService" for instance in stack.group.instance_states)
 
 
-@pytest.mark.parametrize("reclaim", RESERVATION)
+@pytest.mark.parametrize("reclaim", EVENTS["reservation-interruption"]["detail-type"])
 def test_maintenance_and_a_reservation_s_reclaim_end_the_node_in_time(stack: Stack, reclaim: str) -> None:
     """https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html"""
     first, second, third = stack.trained()
@@ -261,8 +269,8 @@ def test_maintenance_and_a_reservation_s_reclaim_end_the_node_in_time(stack: Sta
 
 def test_notices_are_counted_for_own_nodes_and_deleted(stack: Stack) -> None:
     nodes = stack.trained()
-    stack.send(INTERRUPTION, nodes[0])
-    stack.send(INTERRUPTION, "i-0123456789abcdef0")
+    stack.send(*EVENTS["spot-interruption"]["detail-type"], nodes[0])
+    stack.send(*EVENTS["spot-interruption"]["detail-type"], "i-0123456789abcdef0")
     stack.send("EC2 Instance State-change Notification", nodes[1])
     stack.clients.sqs.send_message(QueueUrl=stack.config.queue_url, MessageBody="hello")
     state = stack.tick()
@@ -328,6 +336,16 @@ def test_refused_spot_nodes_bill_no_node_on_demand_beside_them(stack: Stack, mon
     rooms(stack.group)["nodes"] = 3
     assert stack.tick(5).phase == "starting"
     assert (len(stack.members()), len(stack.members(group=beside))) == (2, 1)
+
+
+def test_a_node_of_a_reservation_costs_its_price_alive_and_ended(stack: Stack) -> None:
+    (name, own), *_ = stack.config.places.items()
+    stack.config = replace(stack.config, places={name: replace(own, first=union().owned)})
+    make_group(stack.clients, stack.config, f"{stack.config.group}-2")
+    rooms(stack.group)["nodes"] = 0
+    stack.tick()
+    state = stack.tick()
+    assert len(state.instances) == 2 and {one.usd_per_hour for one in state.instances.values()} == {0.5}
 
 
 def make_team(stack: Stack, usd: float) -> SharedCeiling:
@@ -506,21 +524,13 @@ def test_the_first_state_is_written_once(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("content", ["{torn", "[]", '{"schema_version": 1}', "{}"])
-def test_a_corrupted_state_starts_no_node_and_is_never_overwritten(stack: Stack, content: str) -> None:
+def test_nodes_whose_dollars_nobody_knows_are_ended_with_their_checkpoint(stack: Stack, content: str) -> None:
+    stack.trained()
+    good = json.dumps(stack.read())
     stack.put("state.json", content)
     with pytest.raises(StateError, match="bring an earlier version back"):
         stack.tick()
-    assert stack.group.desired_capacity == 0
-    assert stack.read_text() == content
-
-
-def test_nodes_whose_dollars_nobody_knows_are_ended_with_their_checkpoint(stack: Stack) -> None:
-    stack.trained()
-    good = json.dumps(stack.read())
-    stack.put("state.json", "{torn")
-    with pytest.raises(StateError):
-        stack.tick()
-    assert stack.group.desired_capacity == 0
+    assert (stack.group.desired_capacity, stack.read_text()) == (0, content)
     assert len(stack.members("Terminating:Wait")) == 3
     # The earlier version is brought back: the fleet goes on, and nothing of what was spent is lost.
     stack.put("state.json", good)

@@ -293,7 +293,7 @@ class World:
                     until=None if node.reclaimed and not self._is_forgotten(node) else node.ended_at,
                     forgotten=self._is_forgotten(node),
                     reclaimed=node.reclaimed,
-                    usd_per_hour=node.usd_per_hour if node.lifecycle == "spot" or self._is_owned(node) else None,
+                    usd_per_hour=node.usd_per_hour if node.lifecycle == "spot" or node.is_owned else None,
                     subnet=node.subnet,
                 )
                 for key, node in self.nodes.items()
@@ -468,7 +468,7 @@ class World:
         """Launch a node, and return its id; empty where there is no capacity."""
         spec, is_first = self._spec(place), place not in self.config.places
         owned = self.config.owned if is_first else None
-        if owned and sum(map(self._is_owned, self.nodes.values())) >= self.owned_room:
+        if owned and sum(node.is_owned and node.ended_at is None for node in self.nodes.values()) >= self.owned_room:
             return ""
         room = self.rooms.get((spec.purchase, spec.subnets), self.capacity[spec.purchase])
         living = [
@@ -494,10 +494,6 @@ class World:
             is_owned=owned is not None,
         )
         return key
-
-    def _is_owned(self, node: Node) -> bool:
-        """EC2 names the reservation of an instance that lives."""
-        return node.is_owned and node.ended_at is None
 
     def run(self, minutes: int) -> None:
         """Ticks for so long."""
