@@ -8,10 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# torchrun gives its workers 30 s after SIGTERM, and is killed after this time. With the 75 s for saving
-# (training/notices.py) it is below the unit's TimeoutStopSec and a spot notice's two minutes.
-KILL_AFTER_S = 32.0
-
 
 @dataclass(frozen=True)
 class AgentLimits:
@@ -23,7 +19,8 @@ class AgentLimits:
             counted in, lived ``healthy_s`` seconds each starts the count again.
         relaunch_delay_s: before a failed torchrun is started again.
         worker_pause_s: between two runs of a worker's command; the group may end the node in it.
-        kill_after_s: until a torchrun that does not end is killed.
+        kill_after_s: until a torchrun is killed, which gives its workers 30 s after SIGTERM. With the 75 s for saving
+            (training/notices.py) it is below the unit's TimeoutStopSec and a spot notice's two minutes.
         gang_test_s: limit of the gang test; 0 for none.
         join_limit_s, join_poll_s: until all nodes of the fleet are in service; between two looks, or two attempts to
             take the training's role.
@@ -38,7 +35,7 @@ class AgentLimits:
     healthy_s: float = 300.0
     relaunch_delay_s: float = 5.0
     worker_pause_s: float = 60.0
-    kill_after_s: float = KILL_AFTER_S
+    kill_after_s: float = 32.0
     gang_test_s: float = 90.0
     join_limit_s: float = 1800.0
     join_poll_s: float = 10.0

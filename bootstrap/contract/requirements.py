@@ -14,17 +14,16 @@ from pathlib import Path
 # One row: name, extras, version, marker, hashes. https://pip.pypa.io/en/stable/topics/secure-installs/#hash-checking-mode
 _ROW = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]*)(\[[\w., -]*\])?==(?P<version>[\w.+!-]+)\s*(;[^\\]*?)?"
-    r"(?P<hashes>(\s+--hash=sha256:[0-9a-f]{64})+)\s*"
+    r"(\s+--hash=sha256:[0-9a-f]{64})+\s*"
 )
 
 
 @dataclass(frozen=True)
 class Pin:
-    """One locked package: its normalised name, version, SHA-256 digests and the row as it was written."""
+    """One locked package: its normalised name, version, and the row as it was written."""
 
     name: str
     version: str
-    digests: frozenset[str]
     row: str
 
 
@@ -43,8 +42,7 @@ def read_pins(text: str) -> Iterator[Pin]:
             raise ValueError(
                 f"{' '.join(line.split())[:100]!r} is no name==version with --hash=sha256:... of its files"
             )
-        digests = frozenset(re.findall(r"sha256:([0-9a-f]{64})", match["hashes"]))
-        yield Pin(normalised(match["name"]), match["version"], digests, " ".join(line.split()))
+        yield Pin(normalised(match["name"]), match["version"], " ".join(line.split()))
 
 
 def without(own: str, others: str) -> str:

@@ -36,7 +36,6 @@ LEAVING_S = 60
 HOOK_LIMIT_S = 7200
 # From a lower desired size to the last node's end, without the checkpoint: Auto Scaling looks about once a minute.
 ENDING = timedelta(minutes=3)
-_ENDING_S = int((ENDING + TICK).total_seconds())
 # EC2 begins to end a Capacity Block's instances this long before the block's end:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-how.html
 BLOCK_TAIL = timedelta(minutes=30)
@@ -55,4 +54,4 @@ def seconds_to_save(step_time_s: float, checkpoint_gib: float, writers: int) -> 
 
 def seconds_to_end(step_time_s: float, checkpoint_gib: float, writers: int) -> int:
     """Drain reserve, s: the controller drains a fleet while its dollars or its block still last this long."""
-    return seconds_to_save(step_time_s, checkpoint_gib, writers) + LEAVING_S + _ENDING_S
+    return seconds_to_save(step_time_s, checkpoint_gib, writers) + LEAVING_S + int((ENDING + TICK).total_seconds())
