@@ -136,7 +136,7 @@ def load_reports(
 ) -> dict[str, NodeReport]:
     """Read the reports that the nodes in ``known`` wrote since that time; a bad object must not stop the meter."""
     prefix = f"{_key(settings, report.FOLDER)}/"
-    reports = {}
+    reports: dict[str, NodeReport] = {}
     # The folder has a report of each node that ever ran; S3 lists a thousand a page.
     pages = clients.s3.get_paginator("list_objects_v2").paginate(Bucket=settings.bucket, Prefix=prefix)
     for entry in (entry for page in pages for entry in page.get("Contents", [])):

@@ -270,8 +270,8 @@ def test_maintenance_and_a_reservation_s_reclaim_end_the_node_in_time(stack: Sta
 
 def test_notices_are_counted_for_own_nodes_and_deleted(stack: Stack) -> None:
     nodes = stack.trained()
-    stack.send(*EVENTS["spot-interruption"]["detail-type"], nodes[0])
-    stack.send(*EVENTS["spot-interruption"]["detail-type"], "i-0123456789abcdef0")
+    stack.send(EVENTS["spot-interruption"]["detail-type"][0], nodes[0])
+    stack.send(EVENTS["spot-interruption"]["detail-type"][0], "i-0123456789abcdef0")
     stack.send("EC2 Instance State-change Notification", nodes[1])
     stack.clients.sqs.send_message(QueueUrl=stack.config.queue_url, MessageBody="hello")
     state = stack.tick()
