@@ -251,7 +251,7 @@ FILES = {
         "model: gpt2-xl\nworkload: {tokens: 1B, seq_len: 1024}\nconstraints: {deadline_hours: 1:30}",
         "1:30",
     ),
-    "nested without end": ("[" * 5000, "YAML"),
+    "nested without end": ("[" * 1000, "YAML"),
     "owned capacity of unknown price": (
         "model: gpt2-xl\nworkload: {tokens: 1B, seq_len: 1024}\nconstraints: {existing_reservations: "
         "[{instance_type: p5.48xlarge, region: us-east-1, count: 1}]}",
