@@ -32,7 +32,14 @@ class Storage(Component):
             **self._of_bucket(security.claim), force_destroy=self._settings.force_destroy, tags=self._tags
         )
         self.bucket = bucket.id
-        ready = self._after(self._encryption(), self._access(), self._versions())
+        by_default: Any = {"sse_algorithm": "aws:kms", "kms_master_key_id": self._key_arn}
+        encryption = aws.s3.BucketServerSideEncryptionConfiguration(
+            **self._of_bucket(),
+            # A bucket key makes fewer calls of KMS than one a shard:
+            # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-key.html
+            rules=[{"apply_server_side_encryption_by_default": by_default, "bucket_key_enabled": True}],
+        )
+        ready = self._after(encryption, self._access(), self._versions())
         put = partial(self._object, bucket=self.bucket, key_arn=self._key_arn, opts=ready)
         pack_type, prefix = "application/gzip", self._names.bootstrap_prefix
         name = f"{self._prefix}-bootstrap"
@@ -50,15 +57,6 @@ class Storage(Component):
             wheels = pulumi.FileAsset(str(self._settings.wheels))
             self.node_files.append(put(f"{self._prefix}-wheels", self._names.wheels_key, source=wheels))
         self.register_outputs({"bucket": self.bucket})
-
-    def _encryption(self) -> pulumi.Resource:
-        by_default: Any = {"sse_algorithm": "aws:kms", "kms_master_key_id": self._key_arn}
-        return aws.s3.BucketServerSideEncryptionConfiguration(
-            **self._of_bucket(),
-            # A bucket key makes fewer calls of KMS than one a shard:
-            # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-key.html
-            rules=[{"apply_server_side_encryption_by_default": by_default, "bucket_key_enabled": True}],
-        )
 
     def _access(self) -> pulumi.Resource:
         owner: Any = {"object_ownership": "BucketOwnerEnforced"}

@@ -29,11 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--time-limit-s is {asked.time_limit_s}, not a finite number above 0")
     if lacking := [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         parser.error(f"{', '.join(lacking)} unset: start it with torchrun on every node, or set them for each rank")
-    numbers = {name: os.environ[name] for name in NUMBERS if name in os.environ}
-    if wrong := [f"{name} is {text!r}" for name, text in numbers.items() if not text.isdecimal()]:
-        parser.error(f"{', '.join(wrong)}, no whole number: start it with torchrun, which sets them")
-    if int(numbers["RANK"]) >= int(numbers["WORLD_SIZE"]):
-        parser.error(f"RANK is {numbers['RANK']} of WORLD_SIZE {numbers['WORLD_SIZE']}: ranks count from 0")
+    for name in NUMBERS:
+        if not os.environ.get(name, "0").isdecimal():
+            parser.error(f"{name} is {os.environ[name]!r}, no whole number: start it with torchrun, which sets it")
+    if int(rank := os.environ["RANK"]) >= int(world_size := os.environ["WORLD_SIZE"]):
+        parser.error(f"RANK is {rank} of WORLD_SIZE {world_size}: ranks count from 0")
     try:
         plan = read_node_plan(os.environ)
     except FormatError as error:
