@@ -97,9 +97,12 @@ def receive_notices(clients: Clients, settings: ControllerSettings) -> tuple[set
     """Return the account's interrupted instances, the times at which EC2 ends or restarts others, and receipts."""
     interrupted, maintenance, receipts = set[str](), dict[str, datetime](), list[str]()
     for _ in range(QUEUE_BATCHES):
-        answer = clients.sqs.receive_message(QueueUrl=settings.queue_url, MaxNumberOfMessages=10, WaitTimeSeconds=0)
-        messages = answer.get("Messages", [])
-        if not messages:
+        try:
+            answer = clients.sqs.receive_message(QueueUrl=settings.queue_url, MaxNumberOfMessages=10, WaitTimeSeconds=0)
+        except (ClientError, BotoCoreError) as error:
+            log("unreadable", reason=f"the queue keeps its notices until it answers: {error}")
+            break
+        if not (messages := answer.get("Messages", [])):
             break
         for message in messages:
             receipts.append(message["ReceiptHandle"])
@@ -205,8 +208,7 @@ def _read_forgotten(
 def _read_spot_prices(
     clients: Clients, types: list[str], since: datetime, now: datetime
 ) -> dict[tuple[str, str], float]:
-    # Highest USD per hour since the last tick, by zone name and instance type. The answer has the price in effect at
-    # the start, too:
+    # Highest USD per hour since the last tick, by zone name and type. The answer has the price at the start, too:
     # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
     prices: dict[tuple[str, str], float] = {}
     query: Any = {"InstanceTypes": types, "ProductDescriptions": ["Linux/UNIX"], "StartTime": since, "EndTime": now}

@@ -118,13 +118,12 @@ def _meter(instance: MeteredInstance, until: datetime, usd_per_hour: float) -> M
 
 def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
     """Charge all instances, and count interruptions and unfit nodes."""
-    settings, seen, now, before = tick.settings, tick.seen, tick.now, state.instances
+    settings, seen, now, before, ended = tick.settings, tick.seen, tick.now, state.instances, tick.seen.ended
     is_after_outage = now - state.updated_at > LEASE
     state = charge(tick, state)
     in_service = {key for group in seen.groups.values() for key in group.in_service}
     leaving = {key for group in seen.groups.values() for key in group.in_state(LEAVING)}
     interrupted = seen.interrupted | {machine.instance_id for machine in seen.machines if machine.reclaimed}
-    ended = seen.ended
     instances: dict[str, MeteredInstance] = {}
     passed, unfit, interruptions = False, 0, 0
     for key, old in state.instances.items():

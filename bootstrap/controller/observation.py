@@ -43,8 +43,7 @@ class AutoScalingGroup:
 
     def staying(self, ended: Collection[str]) -> list[str]:
         """Ids of members of the group's size that are neither being terminated nor among the ``ended`` instances."""
-        counted = {member.instance_id for member in self.members if member.state != STANDBY}
-        return sorted(counted.difference(self.leaving, ended))
+        return sorted({it.instance_id for it in self.members if it.state != STANDBY}.difference(self.leaving, ended))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

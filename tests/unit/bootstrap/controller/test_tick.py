@@ -602,12 +602,12 @@ def test_an_action_that_fails_is_told_does_not_stop_the_others_and_is_tried_agai
     assert stack.group.desired_capacity == 0
 
 
-def test_metrics_that_are_not_taken_stop_nothing(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
+def test_a_queue_and_metrics_that_aws_refuses_stop_nothing(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, stack.clients.sqs, "receive_message", "AccessDenied")
+    with monkeypatch.context() as patch, pytest.raises(TickError, match="AccessDenied"):
         refuse(patch, stack.clients.cloudwatch, "put_metric_data", "AccessDenied")
-        with pytest.raises(TickError, match="AccessDenied"):
-            stack.tick()
-    assert stack.group.desired_capacity == 3
+        stack.tick()
+    assert (stack.group.desired_capacity, stack.tick().phase) == (3, "starting")
 
 
 WITHOUT_UTC = {"schema_version": 1, "run": "r", "state": "done", "exit_status": 0, "step": "", "at": FIRST_HOUR}
