@@ -13,19 +13,16 @@ Start = Literal["torchrun", "program"]
 
 # Launchers that reach other nodes by SSH: those of Open MPI, MPICH and Intel MPI, and Horovod's.
 BY_SSH = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "horovodrun"})
-# Launchers that train on their own node alone without the first node's address, and modules that start them.
+# Launchers that train on their own node alone without the first node's address, and packages of modules for them.
 ONE_NODE = frozenset({"torchrun", "accelerate launch", "accelerate-launch", "deepspeed", "composer", "colossalai run"})
 MODULES = {
-    "torch.distributed.launch": "torchrun",
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launcher": "torchrun",
-    "accelerate.commands.launch": "accelerate launch",
-    "accelerate.commands.accelerate_cli": "accelerate launch",
-    "deepspeed.launcher.runner": "deepspeed",
-    "deepspeed.launcher.launch": "deepspeed",
-    "composer.cli.launcher": "composer",
-    "horovod.runner.launch": "horovodrun",
+    "torch.distributed": "torchrun",
+    "accelerate.commands": "accelerate launch",
+    "deepspeed.launcher": "deepspeed",
+    "composer.cli": "composer",
+    "horovod.runner": "horovodrun",
 }
+STARTS = re.compile(rf"({'|'.join(MODULES)})\.(?:launch|launcher|run|runner|accelerate_cli)$")
 # Options by which a launcher of any name starts several ranks; with the others, what the nodes give torchrun.
 RANK_OPTIONS = frozenset({"nproc-per-node", "nnodes"})
 GIVEN_OPTIONS = RANK_OPTIONS | frozenset(
@@ -49,11 +46,12 @@ BEFORE = re.compile(r"\w+=.*|[!{]|do|elif|else|exec|if|nohup|then|until|while", 
 READS_TEXT = re.compile(r"-\w*[cS]")
 READS_MODULE = r"-[bBdEiIOPqsSuvx]*m"
 ENDS_OPTIONS = rf"{READS_MODULE}|--(module$|no[-_]python)"
-# Options whose next word may be a value, and launchers that are packages' names, too.
-TAKES_VALUE = re.compile(r"-(?!-no-|-$)[^=]+")
+# Options whose next word may be a value, launchers that are packages and environments, too, and the words after one.
+TAKES_VALUE = re.compile(r"-(?!-$)[^=]+")
 PACKAGES = frozenset({"composer", "deepspeed"})
-# Words that the launchers of one node start no script by: the name before such a word is an environment's.
 NO_SCRIPT = re.compile(r"(^|/)python[\d.]*$|\.sh$")
+# Word that a launcher starts its ranks by.
+PROGRAM = re.compile(rf"(.*/)?python[\d.]*$|\.{{0,2}}/|.+\.(py|pyc|pyz|sh)$|{ENDS_OPTIONS}", re.DOTALL)
 SUBSTITUTED = re.compile(r"(?:\$\(|`)\s*(?:which|command -v)\s+([\w./-]+)\s*[)`]")
 SCRIPT = re.compile(r".+\.(py|pyc|pyz|sh)", re.DOTALL)
 
@@ -140,25 +138,20 @@ def _commands(words: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _starters(command: Sequence[str]) -> Iterator[str]:
-    """Launchers in a simple command: at its beginning, or before a script or module and no option's value."""
+    """Launchers in a simple command: at its beginning, or before a program and no value of an option."""
     own = [*command[:1], *_before_script(command[1:])]  # a script may begin: ./with.sh torchrun train.py
     words = ["--", *own, *command[len(own) :][:1]]
+    has_module = False
     for at, (last, word) in enumerate(itertools.pairwise(words), 1):
         path = re.sub(rf"^{READS_MODULE}|\.py$", "", word).replace("/", ".")
-        yield from (launcher for suffix, launcher in MODULES.items() if path.endswith(suffix))
-        name, after = "" if word.startswith("-") else PurePath(word).name, words[at + 1 :]
-        # Behind a value stands a program (conda run -n deepspeed python train.py), or it is a package (uv run --with).
-        is_value = TAKES_VALUE.fullmatch(last) and any(
-            PurePath(word).name in STARTERS or "python" in word or not (before.startswith("-") or word.startswith("-"))
-            for before, word in itertools.pairwise(words[at:-1])
-        )
-        is_value = is_value or (TAKES_VALUE.fullmatch(last) and last.startswith("--") and name in PACKAGES)
-        is_value = is_value or (name in ONE_NODE and bool(NO_SCRIPT.search("".join(after[:1]))))
-        has_script = len(words) > len(own) + 1 or any(re.match(ENDS_OPTIONS, word) for word in after)
-        if last == "--" or (has_script and not is_value):
-            yield from STARTERS & {name}
-        if last == "--" or has_script or not last.startswith("--"):
-            yield from STARTERS & {f"{name} {after[0]}" if after else ""}
+        if found := STARTS.search(path):
+            yield MODULES[found[1]]
+        name, after = PurePath(word).name, words[at + 1 :]
+        has_module |= bool(re.fullmatch(READS_MODULE, last)) and not word.isdigit()  # numactl -m 0
+        is_value = bool(TAKES_VALUE.fullmatch(last)) and (has_module or name in PACKAGES or "launcher" in last)
+        is_value |= name in PACKAGES and bool(NO_SCRIPT.search("".join(after[:1])))
+        if last == "--" or (any(map(PROGRAM.match, after)) and not is_value):
+            yield from STARTERS & {name, " ".join((name, *after[:1]))}
 
 
 def _before_script(words: Sequence[str]) -> list[str]:

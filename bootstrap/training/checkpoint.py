@@ -29,7 +29,7 @@ from bootstrap.contract.checkpoint import (
 from bootstrap.training.checksum import matches
 from bootstrap.training.errors import CheckpointError, InvalidCheckpoint, tells_full_disk
 from bootstrap.training.facts import facts_of, is_same_fact
-from bootstrap.training.index import Extent, Index
+from bootstrap.training.index import Chunk, Index
 from bootstrap.training.stores.base import Store
 
 logger = logging.getLogger(__name__)
@@ -233,26 +233,26 @@ class StoredCheckpoints(CommittedFolders[Manifest]):
 
     kind, pattern, parse = "step", STEP_PREFIX, staticmethod(Manifest.from_bytes)
 
-    def read_extents(self, checkpoint: Committed[Manifest], extents: Sequence[Extent], into: memoryview) -> None:
-        """Read neighbouring ``extents`` of one file and verify each; InvalidCheckpoint where one is not as written."""
-        name = rank_file_name(extents[0].file)
+    def read_chunks(self, checkpoint: Committed[Manifest], chunks: Sequence[Chunk], into: memoryview) -> None:
+        """Read neighbouring ``chunks`` of one file and verify each; InvalidCheckpoint where one is not as written."""
+        name = rank_file_name(chunks[0].file)
         try:
-            self.store.read_into(f"{checkpoint.prefix}/{name}", extents[0].at, into)
+            self.store.read_into(f"{checkpoint.prefix}/{name}", chunks[0].at, into)
         except FileNotFoundError as error:
             raise InvalidCheckpoint(f"{name} is missing") from error
         at = 0
-        for extent in extents:
-            if not matches(into[at : at + extent.bytes], extent.checksum):
+        for chunk in chunks:
+            if not matches(into[at : at + chunk.bytes], chunk.checksum):
                 raise InvalidCheckpoint(
-                    f"{name} has another checksum at bytes {extent.at} to {extent.at + extent.bytes} than its manifest"
+                    f"{name} has another checksum at bytes {chunk.at} to {chunk.at + chunk.bytes} than its manifest"
                 )
-            at += extent.bytes
+            at += chunk.bytes
 
     def is_valid(self, checkpoint: Committed[Manifest]) -> bool:
         """See ``CommittedFolders``; reads every byte."""
         try:
-            for extent in checkpoint.manifest.index.extents():
-                self.read_extents(checkpoint, [extent], memoryview(bytearray(extent.bytes)))
+            for chunk in checkpoint.manifest.index.chunks():
+                self.read_chunks(checkpoint, [chunk], memoryview(bytearray(chunk.bytes)))
         except InvalidCheckpoint as error:
             logger.error("checkpoint %s/%s is not valid: %s", self.store.uri, checkpoint.prefix, error)
             return False

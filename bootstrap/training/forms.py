@@ -72,7 +72,7 @@ class ModuleForms:
         self._modules = dict(modules)
         self._born = self.now()
         self._owners = dict(self._named_modules())
-        self._kinds = {key: kind for key, kind, _, _ in self._slots()}
+        self.kinds = {key: kind for key, kind, _, _ in self._slots()}
         self._trains = {key: parameter.requires_grad for key, parameter in self._parameters()}
         self._passing: dict[str, torch.Tensor] = {}
         self.frozen = frozenset(key for key, trains in self._trains.items() if not trains)
@@ -84,10 +84,6 @@ class ModuleForms:
         now = {key: form for key, form in self.now().items() if form and form[0] != "buffer"}
         self._born = {**now, **{key: form for key, form in self._born.items() if not form or form[0] == "buffer"}}
 
-    def kind_of(self, key: str) -> str:
-        """Kind of the tensor at ``key``."""
-        return self._kinds.get(key, "buffer")
-
     def born(self, now: Forms | None = None) -> dict[str, Form | None]:
         """Forms at the start, of every key whose form differs in ``now`` (by default the present forms)."""
         now = self.now() if now is None else now
@@ -95,7 +91,7 @@ class ModuleForms:
 
     def changes(self, *, warns: bool) -> dict[str, Any]:
         """Changes since the start, as plain values: what each changed tensor was, and which parameters train now."""
-        now, passing = self.now(), dict(self._passing_buffers() if self._passing else ())
+        now, trained, passing = self.now(), self._trains, dict(self._passing_buffers() if self._passing else ())
         for key, was in self._passing.items():
             if warns and key in passing and not torch.equal(passing[key].detach().cpu(), was):
                 logger.warning(
@@ -106,7 +102,9 @@ class ModuleForms:
         return {
             "ties": ties_of(now),
             "born": self.born(now),
-            "trains": {key: p.requires_grad for key, p in self._parameters() if p.requires_grad != self._was(key)},
+            "trains": {
+                key: p.requires_grad for key, p in self._parameters() if p.requires_grad != trained.get(key, True)
+            },
         }
 
     def problem(
@@ -173,13 +171,10 @@ class ModuleForms:
         """Set which parameters train, as ``changes`` recorded; return True if a frozen parameter trains now."""
         begins = False
         for key, parameter in self._parameters():
-            if (has_to := trains.get(key, self._was(key))) != parameter.requires_grad:
+            if (has_to := trains.get(key, self._trains.get(key, True))) != parameter.requires_grad:
                 parameter.requires_grad_(has_to)
                 begins |= has_to
         return begins
-
-    def _was(self, key: str) -> bool:
-        return self._trains.get(key, True)
 
     def _may_change(self, key: str, kinds: set[str]) -> bool:
         if "buffer" in kinds:

@@ -56,11 +56,6 @@ def open_kept() -> int:
     return -1
 
 
-def held_bytes(kept: int) -> int:
-    """Size of the memory that ``kept`` takes already."""
-    return 0 if kept == -1 else os.stat(kept).st_blocks * 512
-
-
 def allocate(size: int, kept: int, *, pinned: bool) -> torch.Tensor:
     """Bytes of the memory ``kept``, or of the process's own; ``pinned``: copies of a GPU run beside the CPU."""
     started = time.monotonic()

@@ -12,22 +12,15 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 from bootstrap.training.planning import Piece
 
 
-class Extent(NamedTuple):
-    """Bytes of a rank's file that have one checksum; in the manifest a list of these."""
+class Chunk(NamedTuple):
+    """Part of a tensor, and its bytes in a rank's file, which have one checksum; plain values have no part."""
 
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
     file: int
     at: int
     bytes: int
     checksum: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """Part of a tensor."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    extent: Extent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,33 +43,24 @@ class SavedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """Tensors by key, and the extent of each rank's plain values."""
+    """Tensors by key, and the place of each rank's plain values."""
 
     tensors: dict[str, SavedTensor]
-    values: tuple[Extent, ...]
+    values: tuple[Chunk, ...]
 
-    def extents(self) -> Iterator[Extent]:
-        """Every extent: together they are every byte of the files."""
+    def chunks(self) -> Iterator[Chunk]:
+        """Every chunk: together they are every byte of the files."""
         for tensor in self.tensors.values():
-            for chunk in tensor.chunks:
-                yield chunk.extent
+            yield from tensor.chunks
         yield from self.values
 
-    @property
-    def bytes(self) -> int:
-        """Size of all files."""
-        return sum(extent.bytes for extent in self.extents())
-
     @classmethod
-    def of(
-        cls, files: Sequence[Sequence[Piece]], checksums: Sequence[Sequence[str]], values: Sequence[Extent]
-    ) -> Index:
+    def of(cls, files: Sequence[Sequence[Piece]], checksums: Sequence[Sequence[str]], values: Sequence[Chunk]) -> Index:
         """Index of files with these pieces, and their checksums in the same order."""
         chunks: dict[str, tuple[Piece, list[Chunk]]] = {}
         for file, (pieces, sums) in enumerate(zip(files, checksums, strict=True)):
             for piece, checksum in zip(pieces, sums, strict=True):
-                extent = Extent(file=file, at=piece.at, bytes=piece.bytes, checksum=checksum)
-                chunk = Chunk(offsets=piece.offsets, sizes=piece.sizes, extent=extent)
+                chunk = Chunk(piece.offsets, piece.sizes, file, piece.at, piece.bytes, checksum)
                 chunks.setdefault(piece.key, (piece, []))[1].append(chunk)
         tensors = {
             key: SavedTensor(dtype=piece.dtype, shape=piece.shape, chunks=tuple(own))
@@ -85,17 +69,17 @@ class Index:
         return cls(tensors=tensors, values=tuple(values))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain form: a chunk is [offsets, sizes, file, byte, bytes, checksum]."""
+        """Plain form: a chunk is [offsets, sizes, file, byte, bytes, checksum], values without the first two."""
         return {
             "tensors": {
                 key: {
                     "dtype": str(tensor.dtype).removeprefix("torch."),
                     "shape": tensor.shape,
-                    "chunks": [[chunk.offsets, chunk.sizes, *chunk.extent] for chunk in tensor.chunks],
+                    "chunks": tensor.chunks,
                 }
                 for key, tensor in self.tensors.items()
             },
-            "values": self.values,
+            "values": [chunk[2:] for chunk in self.values],
         }
 
     @classmethod
@@ -106,9 +90,6 @@ class Index:
             dtype = getattr(torch, tensor["dtype"])
             if not isinstance(dtype, torch.dtype):
                 raise ValueError(f"{key} has dtype {tensor['dtype']!r}")
-            chunks = tuple(
-                Chunk(offsets=tuple(offsets), sizes=tuple(sizes), extent=Extent(*row))
-                for offsets, sizes, *row in tensor["chunks"]
-            )
+            chunks = tuple(Chunk(tuple(offsets), tuple(sizes), *row) for offsets, sizes, *row in tensor["chunks"])
             tensors[key] = SavedTensor(dtype=dtype, shape=tuple(tensor["shape"]), chunks=chunks)
-        return cls(tensors=tensors, values=tuple(Extent(*row) for row in document["values"]))
+        return cls(tensors=tensors, values=tuple(Chunk((), (), *row) for row in document["values"]))

@@ -158,8 +158,9 @@ class Ledger:
 
     def start(self, *, started_at: float, world_size: int) -> None:
         """Record the start of this process, in Unix seconds."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()  # of this machine
         price = {} if self._price_usd_per_hour is None else {"price_usd_per_hour": self._price_usd_per_hour}
-        self._append("start", at=started_at, world_size=world_size, boot=boot_id(), **price)
+        self._append("start", at=started_at, world_size=world_size, boot=boot, **price)
 
     def train(self, step: int) -> None:
         """Record that training goes on after ``step`` steps; later ones are lost.
@@ -212,11 +213,6 @@ class Ledger:
             return
         now = self._wall_at_zero + time.monotonic() if at is None else at
         self._sink.append(json.dumps({"event": event, "t": round(now, 4), "writer": self._writer_id, **fields}))
-
-
-def boot_id() -> str:
-    """Identity of this boot of this machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def process_started_at() -> float:

@@ -22,7 +22,7 @@ from bootstrap.training.checksum import matches
 from bootstrap.training.data_ranks import DataRanks
 from bootstrap.training.errors import ConfigurationError, InvalidCheckpoint
 from bootstrap.training.host_buffer import memory_of
-from bootstrap.training.index import Chunk, Extent, SavedTensor
+from bootstrap.training.index import Chunk, SavedTensor
 from bootstrap.training.planning import PIECE_BYTES
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.sample_order import SampleOrder
@@ -37,10 +37,6 @@ READ_THREADS = 8
 _UNUSED, _ON_CPU, _ON_GPU = 0, 1, 2
 
 
-# Loaded step, and the generators' state to restore before the first step.
-Resumed = tuple[int, Mapping[str, Any]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Resume:
     """Load of checkpoints into one run. ``buffer``: host bytes for the reads."""
@@ -53,8 +49,8 @@ class Resume:
     buffer: torch.Tensor
     beat: Callable[[str], None]
 
-    def newest(self) -> Resumed | None:
-        """Load the newest checkpoint that is valid on every rank; None where the store has none.
+    def newest(self) -> tuple[int, Mapping[str, Any]] | None:
+        """Load the newest checkpoint that is valid on every rank: its step and the generators' state; None without one.
 
         CheckpointError: every checkpoint is damaged. ConfigurationError: the checkpoint belongs to another run.
         """
@@ -71,7 +67,7 @@ class Resume:
         logger.info("no checkpoint in %s: starting at step 0", self.checkpoints.store.uri)
         return None
 
-    def _load(self, checkpoint: Committed[Manifest]) -> tuple[str, Resumed | None]:
+    def _load(self, checkpoint: Committed[Manifest]) -> tuple[str, tuple[int, Mapping[str, Any]] | None]:
         """Load a checkpoint: the problem of any rank, or the resumed state."""
         manifest = checkpoint.manifest
         problem, values = self.ranks.broadcast(self._values(checkpoint) if self.ranks.rank == 0 else ("", []))
@@ -113,9 +109,9 @@ class Resume:
     def _values(self, checkpoint: Committed[Manifest]) -> tuple[str, list[Any]]:
         """Read the plain values: their problem, or the values by rank."""
 
-        def read(extent: Any) -> Any:
-            data = bytearray(extent.bytes)
-            self.checkpoints.read_extents(checkpoint, [extent], memoryview(data))
+        def read(chunk: Any) -> Any:
+            data = bytearray(chunk.bytes)
+            self.checkpoints.read_chunks(checkpoint, [chunk], memoryview(data))
             return from_bytes(data)
 
         try:
@@ -126,7 +122,8 @@ class Resume:
     def _new_generators(self, manifest: Manifest) -> Mapping[str, Any]:
         """Generators of a rank that saved none; ranks with the same samples draw the same numbers."""
         logger.warning(
-            "checkpoint of %d ranks, now %d, or of another layout: same samples a step, new random generators",
+            "checkpoint of %d ranks, now %d, or of another layout: same samples a step, new random generators, plain "
+            "values of extra as rank 0 had them (a data loader's place)",
             manifest.world_size,
             self.ranks.world_size,
         )
@@ -163,7 +160,7 @@ class ByteRange:
         copies: what this rank takes from them.
     """
 
-    extents: list[Extent]
+    chunks: list[Chunk]
     reader: int | None
     is_on_gpu: bool
     copies: list[Copy] = field(default_factory=list)
@@ -171,7 +168,7 @@ class ByteRange:
     @property
     def bytes(self) -> int:
         """Size."""
-        return sum(extent.bytes for extent in self.extents)
+        return sum(chunk.bytes for chunk in self.chunks)
 
     def is_read_by(self, rank: int) -> bool:
         """True where this rank, ``rank``, reads them."""
@@ -198,17 +195,17 @@ def load_tensors(
 
     def read(byte_range: ByteRange, into: torch.Tensor) -> str:
         try:
-            checkpoints.read_extents(checkpoint, byte_range.extents, memory_of(into))
+            checkpoints.read_chunks(checkpoint, byte_range.chunks, memory_of(into))
         except InvalidCheckpoint as error:
             return str(error)
         return ""
 
     with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="checkpoint-reader") as threads:
-        kept = _kept([byte_range for byte_range in mine if byte_range.extents[0].file == ranks.rank], buffer, threads)
-        others = [byte_range for byte_range in mine if byte_range.extents[0] not in kept]
+        kept = _kept([byte_range for byte_range in mine if byte_range.chunks[0].file == ranks.rank], buffer, threads)
+        others = [byte_range for byte_range in mine if byte_range.chunks[0] not in kept]
         reads = _read_ahead(others, buffer[:0] if kept else buffer, read, threads)
         for byte_range in ranges:
-            data = kept.get(byte_range.extents[0])
+            data = kept.get(byte_range.chunks[0])
             if data is None and byte_range.is_read_by(ranks.rank):
                 data, fault = next(reads)
                 problem = problem or fault
@@ -226,19 +223,19 @@ def load_tensors(
     return problem
 
 
-def _kept(ranges: Sequence[ByteRange], buffer: torch.Tensor, threads: ThreadPoolExecutor) -> dict[Extent, torch.Tensor]:
-    """Bytes by first extent where the buffer has all ``ranges`` of a file, from a killed process (host_buffer.py)."""
+def _kept(ranges: Sequence[ByteRange], buffer: torch.Tensor, threads: ThreadPoolExecutor) -> dict[Chunk, torch.Tensor]:
+    """Bytes by first chunk where the buffer has all ``ranges`` of a file, from a killed process (host_buffer.py)."""
     memory = memory_of(buffer)
 
-    def is_there(extent: Extent) -> bool:
-        view = memory[extent.at : extent.at + extent.bytes]
-        return len(view) == extent.bytes and matches(view, extent.checksum)
+    def is_there(chunk: Chunk) -> bool:
+        view = memory[chunk.at : chunk.at + chunk.bytes]
+        return len(view) == chunk.bytes and matches(view, chunk.checksum)
 
-    extents = [extent for byte_range in ranges for extent in byte_range.extents]
-    if not (extents and is_there(extents[0]) and all(threads.map(is_there, extents))):
+    chunks = [chunk for byte_range in ranges for chunk in byte_range.chunks]
+    if not (chunks and is_there(chunks[0]) and all(threads.map(is_there, chunks))):
         return {}
-    firsts = {byte_range.extents[0]: byte_range.bytes for byte_range in ranges}
-    return {extent: buffer[extent.at : extent.at + size] for extent, size in firsts.items()}
+    firsts = {byte_range.chunks[0]: byte_range.bytes for byte_range in ranges}
+    return {chunk: buffer[chunk.at : chunk.at + size] for chunk, size in firsts.items()}
 
 
 def _read_ahead(
@@ -262,9 +259,9 @@ def _read_ahead(
             yield data, future.result()
 
 
-def _copies(tensors: Mapping[str, SavedTensor], fill: Mapping[str, torch.Tensor]) -> dict[Extent, list[Copy]]:
+def _copies(tensors: Mapping[str, SavedTensor], fill: Mapping[str, torch.Tensor]) -> dict[Chunk, list[Copy]]:
     """Copies to this rank's parts, by the chunk's place."""
-    copies: dict[Extent, list[Copy]] = {}
+    copies: dict[Chunk, list[Copy]] = {}
     for key, tensor in fill.items():
         saved, part = tensors[key], local_part(tensor)
         if not part.numel():
@@ -273,7 +270,7 @@ def _copies(tensors: Mapping[str, SavedTensor], fill: Mapping[str, torch.Tensor]
         for item in create_read_items_for_chunk_list(key, saved.metadata, local):
             assert item.storage_index.index is not None
             chunk = saved.chunks[item.storage_index.index]
-            copies.setdefault(chunk.extent, []).append(
+            copies.setdefault(chunk, []).append(
                 Copy(
                     chunk=chunk,
                     dtype=saved.dtype,
@@ -289,15 +286,15 @@ def _box(offsets: Sequence[int], lengths: Sequence[int]) -> tuple[slice, ...]:
 
 
 def _ranges(
-    tensors: Mapping[str, SavedTensor], copies: Mapping[Extent, list[Copy]], ranks: RankGroup
+    tensors: Mapping[str, SavedTensor], copies: Mapping[Chunk, list[Copy]], ranks: RankGroup
 ) -> list[ByteRange]:
     """Ranges in one order on all ranks: each file's chunks in order, joined up to 64 MiB where they have one reader."""
-    extents = [chunk.extent for tensor in tensors.values() for chunk in tensor.chunks if chunk.extent.bytes]
-    extents.sort(key=lambda extent: (extent.file, extent.at))
-    need = torch.zeros(len(extents), dtype=torch.uint8)
-    for number, extent in enumerate(extents):
-        if extent in copies:
-            need[number] = _ON_GPU if copies[extent][0].target.is_cuda else _ON_CPU
+    chunks = [chunk for tensor in tensors.values() for chunk in tensor.chunks if chunk.bytes]
+    chunks.sort(key=lambda chunk: (chunk.file, chunk.at))
+    need = torch.zeros(len(chunks), dtype=torch.uint8)
+    for number, chunk in enumerate(chunks):
+        if chunk in copies:
+            need[number] = _ON_GPU if copies[chunk][0].target.is_cuda else _ON_CPU
     needs = torch.stack(ranks.gather(need))
     shared = ((needs == needs[0]).all(dim=0) & (needs[0] != _UNUSED)).tolist() if ranks.world_size > 1 else None
     kinds = need.tolist()
@@ -306,30 +303,30 @@ def _ranges(
     shared_ranges: dict[int, list[ByteRange]] = {}
     last: ByteRange | None = None
     previous = None
-    for number, extent in enumerate(extents):
+    for number, chunk in enumerate(chunks):
         is_shared = shared is not None and shared[number]
-        kind = (extent.file, is_shared, kinds[number])
-        joins = last is not None and kind == previous and last.extents[-1].at + last.extents[-1].bytes == extent.at
-        if last is None or not joins or last.bytes + extent.bytes > PIECE_BYTES:
-            last = ByteRange(extents=[], reader=None, is_on_gpu=kinds[number] == _ON_GPU)
-            (shared_ranges.setdefault(extent.file, []) if is_shared else ranges).append(last)
-        last.extents.append(extent)
-        last.copies.extend(copies.get(extent, ()))
+        kind = (chunk.file, is_shared, kinds[number])
+        joins = last is not None and kind == previous and last.chunks[-1].at + last.chunks[-1].bytes == chunk.at
+        if last is None or not joins or last.bytes + chunk.bytes > PIECE_BYTES:
+            last = ByteRange(chunks=[], reader=None, is_on_gpu=kinds[number] == _ON_GPU)
+            (shared_ranges.setdefault(chunk.file, []) if is_shared else ranges).append(last)
+        last.chunks.append(chunk)
+        last.copies.extend(copies.get(chunk, ()))
         previous = kind
     in_turn = []
     for number, turn in enumerate(itertools.zip_longest(*shared_ranges.values())):  # first the first of each file
         for byte_range in filter(None, turn):
             # A rank reads its own file, which its memory may still hold; more ranks than files take turns.
-            byte_range.reader = (byte_range.extents[0].file + number * (1 + extents[-1].file)) % ranks.world_size
+            byte_range.reader = (byte_range.chunks[0].file + number * (1 + chunks[-1].file)) % ranks.world_size
             in_turn.append(byte_range)
     return [byte_range for byte_range in ranges if byte_range.copies] + in_turn
 
 
 def _scatter(data: torch.Tensor, byte_range: ByteRange) -> None:
     """Copy a range's bytes to this rank's tensors."""
-    first = byte_range.extents[0].at
-    with torch.no_grad():
+    first = byte_range.chunks[0].at
+    with torch.inference_mode():  # in which tensors made so can be written, too
         for copy in byte_range.copies:
-            at = copy.chunk.extent.at - first
-            values = data[at : at + copy.chunk.extent.bytes].view(copy.dtype).view(copy.chunk.sizes)
+            at = copy.chunk.at - first
+            values = data[at : at + copy.chunk.bytes].view(copy.dtype).view(copy.chunk.sizes)
             copy.target.copy_(values[copy.source], non_blocking=True)

@@ -26,6 +26,8 @@ from bootstrap.training.tensors import (
     empty_like_part,
     geometry_of,
     put_together,
+    refuse_uncopyable,
+    refuse_unreadable,
     refuse_unsharded,
     take_apart,
 )
@@ -62,7 +64,8 @@ class OptimizerStates:
         is_zero = is_zero_redundancy(optimizer)
         # Holds the states of the parameters that this rank owns.
         self._inner: torch.optim.Optimizer = optimizer.optim if is_zero else optimizer  # type: ignore[attr-defined]
-        self._world_size = world_size
+        self.replicas = 1 if is_zero else world_size
+        """Ranks that hold the same plain state."""
         self._name_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in names.items()}
         self._forms: dict[str, Forms] = {}
 
@@ -136,14 +139,19 @@ class OptimizerStates:
                     except ConfigurationError:
                         raise
                     except Exception as error:  # noqa: BLE001 - an optimizer may need more than zeros
-                        logger.warning("states of %s are not known before the first step: %s", name, error)
+                        if {} not in known.values():  # said once
+                            logger.warning("states of %s are not known before the first step: %s", name, error)
                         known[signature] = {}
                 self._forms[name] = known[signature]
 
     def _states_after_a_step(self, group: dict[str, Any], parameter: nn.Parameter) -> Any:
         stand_in = nn.Parameter(torch.zeros_like(parameter))
         stand_in.grad = torch.zeros_like(parameter)
-        twin = copy.copy(self._inner)
+        twin = object.__new__(type(self._inner))  # copy.copy leaves a subclass's own attributes out
+        for name, value in vars(self._inner).items():  # what a step may change in place is copied
+            is_container = isinstance(value, list | dict | set)
+            own = value.clone() if isinstance(value, torch.Tensor) else copy.copy(value) if is_container else value
+            vars(twin)[name] = own
         twin.state = defaultdict(dict)
         # Copied: an optimizer may count its steps in a tensor of the group.
         settings = copy.deepcopy({name: value for name, value in group.items() if name != "params"})
@@ -160,20 +168,16 @@ class OptimizerStates:
         for state, value in states.items():
             if isinstance(value, torch.Tensor):
                 refuse_unsharded(f"{key}.{state}", value, parameter)
+                refuse_uncopyable(f"{key}.{state}", value)
                 forms[state] = StateForm(
                     geometry=geometry_of(value, self.replicas), device=value.device,
                     is_sharded=isinstance(value, DTensor),
                 )  # fmt: skip
             else:
-                take_apart(value, f"{key}.{state}", tensors)
+                refuse_unreadable(f"{key}.{state}", take_apart(value, f"{key}.{state}", tensors))
         for name, tensor in tensors.items():
             refuse_unsharded(name, tensor, parameter)
         return forms
-
-    @property
-    def replicas(self) -> int:
-        """Ranks that hold the same plain state: one with ZeroRedundancyOptimizer."""
-        return 1 if self._inner is not self._optimizer else self._world_size
 
     def restore(
         self, values: Mapping[str, Any], saved: Mapping[str, SavedTensor], own: list[list[str]],

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -40,19 +40,6 @@ class Piece:
     def bytes(self) -> int:
         """Size."""
         return math.prod(self.sizes) * self.dtype.itemsize
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilePlan:
-    """Pieces of this rank's file, and on rank 0 those of every rank's."""
-
-    own: tuple[Piece, ...]
-    all: tuple[tuple[Piece, ...], ...] = field(default=(), repr=False)
-
-    @property
-    def bytes(self) -> int:
-        """Size of this rank's pieces."""
-        return sum(piece.bytes for piece in self.own)
 
 
 class Planner(DefaultSavePlanner):
@@ -98,15 +85,12 @@ def pieces_of(geometry: Geometry) -> list[ChunkStorageMetadata]:
     ]
 
 
-def plan_files(geometries: Mapping[str, Geometry], ranks: RankGroup) -> FilePlan:
-    """Plan that all ranks share; every rank calls it with its own parts."""
+def plan_files(geometries: Mapping[str, Geometry], ranks: RankGroup) -> Sequence[Sequence[Piece]]:
+    """Pieces of each rank's file, in its order; every rank calls it with its own parts."""
     planner = Planner(geometries)
     offered = ranks.gather_to_first(planner.create_local_plan())
-    plans: list[SavePlan] | None = None
-    if ranks.rank == 0:
-        plans, _ = planner.create_global_plan(offered)
-    own = planner.finish_plan(ranks.scatter(plans))
-    return FilePlan(own=_placed(own), all=tuple(_placed(plan) for plan in plans or ()))
+    files = [_placed(plan) for plan in planner.create_global_plan(offered)[0]] if ranks.rank == 0 else []
+    return ranks.broadcast(files)
 
 
 def _placed(plan: SavePlan) -> tuple[Piece, ...]:

@@ -105,15 +105,6 @@ class RankGroup:
         dist.gather_object(value, values, dst=0, group=self._group)
         return cast(list[T], values or [])
 
-    def scatter(self, values: list[T] | None) -> T:
-        """This rank's one of rank 0's values."""
-        if self._group is None:
-            assert values is not None
-            return values[0]
-        box: list[T | None] = [None]
-        dist.scatter_object_list(box, values, src=0, group=self._group)
-        return cast(T, box[0])
-
     def broadcast_tensor(self, tensor: torch.Tensor, source: int) -> None:
         """Fill ``tensor`` with ``source``'s: over the default group on a GPU, over gloo on the CPU."""
         if self._group is not None:

@@ -210,6 +210,9 @@ class SpotTolerantRun:
             self._saver.saved_step = self.step
         if self._ranks.world_size > 1:
             self._stragglers.watch(self._model, self._state.device)
+        for _, hook_state in getattr(self._model, "_comm_hooks", ()) if self._ranks.rank == 0 else ():
+            if hook_state is not None and not isinstance(hook_state, torch.distributed.ProcessGroup):
+                logger.warning("%s of DDP's communication hook is in no checkpoint", type(hook_state).__name__)
         self._is_entered = True
 
     def _close(self) -> None:
@@ -268,6 +271,7 @@ class SpotTolerantRun:
                 self._warn_of_unsaved()
             self._end_step(is_last=self.step >= total or self._ends)
             if self._is_frozen is None:
+                self._compare_ranks()
                 self._freeze_garbage()
         self._is_in_loop = False
         self._saver.join_pruner()
@@ -328,7 +332,7 @@ class SpotTolerantRun:
         self._act(self._agreement.exchange(now=is_last), is_last=is_last)
         if is_last:
             self._save_final()
-        elif self._saver.is_due(self.step):
+        else:
             self._saver.begin(self.step)
 
     def _warn_of_unsaved(self) -> None:
@@ -347,6 +351,18 @@ class SpotTolerantRun:
             "optimizer step",
             self.step,
         )
+
+    def _compare_ranks(self) -> None:
+        """Say once that ranks have other parameters after a step: those that average them now and then (local SGD)."""
+        by_rank = self._ranks.gather_to_first(self._state.norms() if self._ranks.world_size > 1 else {})
+        for name in {name: None for norms in by_rank for name in norms}:
+            if len({str(norms.get(name)) for norms in by_rank}) > 1:  # a text: no NaN is another's equal
+                logger.error(
+                    "%s differs between ranks, and a checkpoint has each part of it from another rank: wrap the model "
+                    "(DDP, FSDP2), or average gradients; what averages parameters now and then cannot resume",
+                    name,
+                )
+                return
 
     def _freeze_garbage(self) -> None:
         # A full collection walks all objects of torch and the model: it stopped one rank, and so all, for 0.25 to 0.4 s

@@ -17,7 +17,7 @@ from bootstrap.contract.checkpoint import rank_file_name
 from bootstrap.training.checkpoint import Manifest, StoredCheckpoints
 from bootstrap.training.checksum import checksum
 from bootstrap.training.errors import CheckpointError
-from bootstrap.training.index import Extent, Index
+from bootstrap.training.index import Chunk, Index
 from bootstrap.training.ledger import Ledger
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.sample_order import SampleOrder
@@ -42,7 +42,7 @@ class _Save:
     step: int
     prefix: str
     checksums: list[str] = field(default_factory=list)
-    values: Extent | None = None
+    values: Chunk | None = None
     problem: str | None = None
     write_s: float = 0.0
     is_collected: bool = False
@@ -84,10 +84,6 @@ class Saver:
         is_clock = self.every_steps is None and self.ranks.rank == 0
         return is_clock and time.monotonic() - self._last_save >= self.interval_s
 
-    def is_due(self, step: int) -> bool:
-        """True on all ranks where ``checkpoint_every`` says so."""
-        return self.every_steps is not None and step % self.every_steps == 0
-
     @property
     def is_pending(self) -> bool:
         """True while a save is not committed; at the same steps on every rank."""
@@ -106,11 +102,12 @@ class Saver:
         if self._pending is not None and not any_busy:
             self._take_further(step, any_failed=any_failed)
         if due:
-            self.begin(step)
+            self.begin(step, due=True)
 
-    def begin(self, step: int) -> None:
-        """Begin a save, unless one is pending or ``step`` is saved."""
-        if self._pending is None and self.saved_step != step:
+    def begin(self, step: int, *, due: bool = False) -> None:
+        """Begin a save that is due, here or by ``checkpoint_every``, unless one is pending or ``step`` is saved."""
+        due = due or (self.every_steps is not None and step % self.every_steps == 0)
+        if due and self._pending is None and self.saved_step != step:
             self._begin(step)
 
     def save_final(self, step: int, limit_s: float) -> None:
@@ -140,7 +137,7 @@ class Saver:
         save.thread.start()
         self._pending = save
         self._last_save = time.monotonic()
-        self.watcher.save_done()
+        self.watcher.save_notice = None
         self.ledger.save("stall", step)
 
     def _write(self, save: _Save, values: dict[str, Any]) -> None:
@@ -152,7 +149,7 @@ class Saver:
                 checksums = thread.submit(in_threads, checksum, self.share.pieces())
                 self.checkpoints.store.write(f"{save.prefix}/{rank_file_name(rank)}", [memory, tail])
                 save.checksums = checksums.result()
-            save.values = Extent(file=rank, at=memory.nbytes, bytes=len(tail), checksum=checksum(memoryview(tail)))
+            save.values = Chunk((), (), rank, memory.nbytes, len(tail), checksum(memoryview(tail)))
         except Exception as error:  # noqa: BLE001 - the manifest's writer reports it to every rank
             save.problem = f"rank {self.ranks.rank}: {type(error).__name__}: {error}"
         save.write_s = time.monotonic() - started
@@ -207,10 +204,10 @@ class Saver:
             self.ledger.save("commit", save.step, prefix=save.prefix, bytes=save.bytes, write_s=round(save.write_s, 3))
             self._clean_up(save.prefix)
 
-    def _write_manifest(self, save: _Save, checksums: list[list[str]], values: list[Extent]) -> None:
+    def _write_manifest(self, save: _Save, checksums: list[list[str]], values: list[Chunk]) -> None:
         try:
             index = Index.of(self.share.files, checksums, values)
-            save.bytes = index.bytes
+            save.bytes = sum(chunk.bytes for chunk in index.chunks())
             manifest = Manifest(
                 step=save.step,
                 samples=save.step * self.order.global_batch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
@@ -11,8 +12,8 @@ import torch
 
 from bootstrap.training.data_ranks import DataRanks
 from bootstrap.training.errors import ConfigurationError
-from bootstrap.training.host_buffer import allocate, held_bytes, memory_of, open_kept, refuse_too_large
-from bootstrap.training.planning import FilePlan, Piece, plan_files
+from bootstrap.training.host_buffer import allocate, memory_of, open_kept, refuse_too_large
+from bootstrap.training.planning import Piece, plan_files
 from bootstrap.training.rank_group import RankGroup
 from bootstrap.training.stager import Stager
 from bootstrap.training.state import StateSnapshot, TrainingState, random_state
@@ -28,7 +29,9 @@ class Share:
     def __init__(self, state: TrainingState, ranks: RankGroup, data_ranks: DataRanks, store: Store) -> None:
         self._state, self._ranks, self._data_ranks, self._store = state, ranks, data_ranks, store
         self._geometries: dict[str, Geometry] = {}
-        self._plan = FilePlan(own=())
+        self.files: Sequence[Sequence[Piece]] = ()
+        """Pieces of every rank's file."""
+        self._pieces: Sequence[Piece] = ()
         self.buffer = torch.empty(0, dtype=torch.uint8)
         self._views: list[torch.Tensor] = []
         self.stager = Stager(state.device, state.steppers)
@@ -43,11 +46,6 @@ class Share:
                 "give every rank the same scheduler, scaler and extra"
             )
         self._replan(self._state.expected())
-
-    @property
-    def files(self) -> Sequence[Sequence[Piece]]:
-        """Pieces of every rank's file; on rank 0 only."""
-        return self._plan.all
 
     def begin_copy(self) -> dict[str, Any]:
         """Begin to copy this rank's share, by ``stager``; returns the plain values, copied."""
@@ -71,12 +69,12 @@ class Share:
     @property
     def memory(self) -> memoryview:
         """Bytes of this rank's tensors, as in its file."""
-        return memory_of(self.buffer)[: self._plan.bytes]
+        return memory_of(self.buffer)[: sum(piece.bytes for piece in self._pieces)]
 
     def pieces(self) -> list[memoryview]:
         """Bytes of each planned piece."""
         memory = self.memory
-        return [memory[piece.at : piece.at + piece.bytes] for piece in self._plan.own]
+        return [memory[piece.at : piece.at + piece.bytes] for piece in self._pieces]
 
     def _checked(self, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, torch.Tensor]) -> dict[str, Geometry]:
         """Geometries, known ones without computing them again."""
@@ -91,12 +89,14 @@ class Share:
 
     def _replan(self, geometries: dict[str, Geometry]) -> None:
         self._geometries = geometries
-        self._plan = plan_files(geometries, self._ranks)
-        grows = self._plan.bytes > self.buffer.nbytes
+        self.files = plan_files(geometries, self._ranks)
+        self._pieces = self.files[self._ranks.rank]
+        size = sum(piece.bytes for piece in self._pieces)
+        grows = size > self.buffer.nbytes
         if grows:  # what torchrun keeps grows with the state: a second memory beside it would stay for good
             self._views, self.buffer = [], torch.empty(0, dtype=torch.uint8)
         kept = open_kept() if grows else -1
-        any_grows, needed = self._ranks.maximum(int(grows), self._plan.bytes)
+        any_grows, needed = self._ranks.maximum(int(grows), size)
         if any_grows:
             ranks = self._ranks
             own = slice(ranks.rank - ranks.local_rank, ranks.rank - ranks.local_rank + ranks.local_world_size)
@@ -104,20 +104,19 @@ class Share:
                 needed,
                 local_ranks=ranks.local_world_size,
                 other_bytes=self._store.buffer_bytes,
-                held=sum(ranks.gather(held_bytes(kept))[own]),
+                held=sum(ranks.gather(0 if kept == -1 else os.fstat(kept).st_blocks * 512)[own]),
             )
             self._ranks.maximum(0)  # no rank takes memory that another has not counted yet
             if grows:
-                self.buffer = allocate(self._plan.bytes, kept, pinned=self._state.device.type == "cuda")
+                self.buffer = allocate(size, kept, pinned=self._state.device.type == "cuda")
         self._views = [
-            self.buffer[piece.at : piece.at + piece.bytes].view(piece.dtype).view(piece.sizes)
-            for piece in self._plan.own
+            self.buffer[piece.at : piece.at + piece.bytes].view(piece.dtype).view(piece.sizes) for piece in self._pieces
         ]
 
     def _copy(self, snapshot: StateSnapshot, parts: Mapping[str, torch.Tensor]) -> None:
         later, now = [], []
         guarded = {}
-        for piece, view in zip(self._plan.own, self._views, strict=True):
+        for piece, view in zip(self._pieces, self._views, strict=True):
             source = parts[piece.key]
             if source.shape != view.shape:
                 first = piece.offsets[0] - self._geometries[piece.key].offsets[0]

@@ -25,6 +25,7 @@ from bootstrap.training.tensors import (
     empty_like_part,
     geometry_of,
     put_together,
+    refuse_uncopyable,
     refuse_unreadable,
     take_apart,
 )
@@ -101,7 +102,8 @@ class TrainingState:
         reshard(self.model)
         for name, buffer in persistent_buffers(self.model).items():
             # Expanded: a resume could not write its elements.
-            if any(size > 1 and not stride for size, stride in zip(buffer.shape, buffer.stride(), strict=True)):
+            strides = buffer.stride() if buffer.layout is torch.strided else buffer.shape
+            if any(size > 1 and not stride for size, stride in zip(buffer.shape, strides, strict=True)):
                 owner, _, leaf = name.rpartition(".")
                 self.model.get_submodule(owner)._buffers[leaf] = buffer.clone(memory_format=torch.contiguous_format)
         self._parameters = {plain_name(name): parameter for name, parameter in self.model.named_parameters()}
@@ -109,8 +111,13 @@ class TrainingState:
         for name, part in self._all_parts.items():
             if isinstance(part, nn.Module):
                 names |= {f"{name}.{own}": parameter for own, parameter in part.named_parameters()}
-        parameter = next(iter(names.values()), None)
-        self.device = parameter.device if parameter is not None else torch.device("cpu")
+        devices = {parameter.device for parameter in names.values() if parameter.device.type == "cuda"}
+        if len(devices) > 1:  # copies from another device are not awaited, nor are its generators saved
+            raise ConfigurationError(
+                f"parameters are on {', '.join(sorted(map(str, devices)))}, and a rank has the state of one GPU: shard "
+                "the model with fully_shard (FSDP2) over a process for each GPU (torchrun), or use a larger GPU"
+            )
+        self.device = devices.pop() if devices else torch.device("cpu")
         known = set(names.values())
         self.parts: dict[str, Stateful] = {}
         self.optimizers: dict[str, OptimizerStates] = {}
@@ -140,6 +147,13 @@ class TrainingState:
             or name in self._trained
             or parameter._version != self._versions.get(name, parameter._version)
         }
+
+    def norms(self) -> dict[str, float]:
+        """Norm of each parameter of which every rank has the whole, which is the same on all."""
+        trained = {n: p.detach() for n, p in self.saved_parameters().items() if p.requires_grad and p.numel()}
+        plain = {n: p for n, p in trained.items() if p.is_floating_point() and not isinstance(p, DTensor)}
+        norms = torch._foreach_norm(list(plain.values()), dtype=torch.float64) if plain else []
+        return dict(zip(plain, map(float, norms), strict=True))
 
     def snapshot(self) -> StateSnapshot:
         """Tensors and values to save."""
@@ -218,6 +232,7 @@ class TrainingState:
         }
         geometries = {}
         for key, tensor in tensors.items():
+            refuse_uncopyable(key, tensor)
             holders = next((number for prefix, number in holders_of.items() if key.startswith(prefix)), replicas)
             geometries[key] = geometry_of(tensor, holders)
         return geometries
@@ -321,7 +336,7 @@ class TrainingState:
             for key, value in states[name].items() if isinstance(part, nn.Module) else ():
                 if isinstance(value, torch.Tensor):
                     full = plain_name(f"{name}.{key}")
-                    forms[full] = form_of(self._forms.kind_of(full), value)
+                    forms[full] = form_of(self._forms.kinds.get(full, "buffer"), value)
         forms |= changes.get("ties", ties_of(self._forms.now()))
         may_lack = frozenset() if self._save_frozen else self._forms.frozen
         of_model = {key: form for key, form in forms.items() if key.startswith(f"{MODEL}.")}
@@ -471,8 +486,8 @@ def random_state(device: torch.device) -> dict[str, Any]:
     if (numpy := sys.modules.get("numpy")) is not None:
         name, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)
         state["numpy"] = (str(name), keys.tolist(), int(position), int(has_gauss), float(cached))
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
+    if (gpu := generating_gpu(device)) is not None:
+        state["cuda"] = torch.cuda.get_rng_state(gpu)
     return state
 
 
@@ -485,8 +500,14 @@ def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None
 
         name, keys, *rest = state["numpy"]
         numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
-    if "cuda" in state and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
+    if "cuda" in state and (gpu := generating_gpu(device)) is not None:
+        torch.cuda.set_rng_state(state["cuda"], gpu)
+
+
+def generating_gpu(device: torch.device) -> int | torch.device | None:
+    """GPU whose generator a model on ``device`` uses: with parameters offloaded to the CPU it computes there, too."""
+    is_offloaded = device.type == "cpu" and torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.current_device() if is_offloaded else device if device.type == "cuda" else None
 
 
 def seed_everything(seed: int) -> None:

@@ -1,8 +1,8 @@
 """Tensors of a checkpoint: key, whole shape, and the part that this rank holds, the same for every layout.
 
 Nested states (optimizers, schedulers, averages) are taken apart into tensors and a skeleton of plain values, in which
-``{"__tensor__": key}`` stands for a tensor, and ``{"__numpy__": tensor}`` for an array or a number of numpy. What only
-running code could read is refused when it is written.
+``{"__tensor__": key}`` stands for a tensor (``__strides__``: where not contiguous), ``{"__numpy__": tensor}`` for an
+array or a number of numpy. What only running code could read is refused when it is written.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bootstrap.training.errors import ConfigurationError, InvalidCheckpoint
 
-_REFERENCE, _NUMPY = "__tensor__", "__numpy__"
+_REFERENCE, _STRIDES, _NUMPY = "__tensor__", "__strides__", "__numpy__"
 # Smaller tensors on the CPU stay in the skeleton, each rank's own: an index entry is longer. A generator has 5,056.
 INLINE_BYTES = 8192
 
@@ -89,11 +90,15 @@ def take_apart(value: Any, key: str, tensors: dict[str, torch.Tensor] | None, *,
     DTensors in another layout.
     """
     if isinstance(value, torch.Tensor):
-        is_small = value.dim() == 0 or (not scalars_only and value.nbytes <= INLINE_BYTES)
+        is_small = value.dim() == 0 or (not scalars_only and value.numel() * value.itemsize <= INLINE_BYTES)
         if tensors is None or (is_small and not isinstance(value, DTensor) and value.device.type == "cpu"):
             return value.detach().clone()
-        tensors[key] = value
-        return {_REFERENCE: key}
+        if tensors.setdefault(key, value) is not value:
+            raise ConfigurationError(f"two tensors have the key {key} in a checkpoint: give one another name, no dots")
+        is_plain = isinstance(value, DTensor) or value.layout is not torch.strided or value.is_contiguous()
+        if is_plain or not torch.ops.aten.is_non_overlapping_and_dense(value):
+            return {_REFERENCE: key}
+        return {_REFERENCE: key, _STRIDES: value.stride()}  # products of a transposed one round differently
     take = partial(take_apart, tensors=tensors, scalars_only=scalars_only)
     if isinstance(value, Mapping):
         items = ((name, take(item, f"{key}.{name}")) for name, item in value.items())
@@ -114,8 +119,11 @@ def take_apart(value: Any, key: str, tensors: dict[str, torch.Tensor] | None, *,
 def put_together(skeleton: Any, lookup: Lookup) -> Any:
     """Nested value of ``take_apart``, with ``lookup``'s tensors."""
     if isinstance(skeleton, dict):
-        if len(skeleton) == 1 and _REFERENCE in skeleton:
-            return lookup(skeleton[_REFERENCE])
+        if _REFERENCE in skeleton and skeleton.keys() <= {_REFERENCE, _STRIDES}:
+            tensor = lookup(skeleton[_REFERENCE])
+            if _STRIDES in skeleton and not isinstance(tensor, DTensor):
+                tensor.as_strided_(tensor.shape, skeleton[_STRIDES])
+            return tensor
         if len(skeleton) == 1 and _NUMPY in skeleton:
             return skeleton[_NUMPY].numpy()[()]  # a number of no dimensions, else the array
         for name, item in skeleton.items():
@@ -140,6 +148,19 @@ def refuse_unsharded(key: str, state: torch.Tensor, parameter: torch.Tensor) -> 
         raise ConfigurationError(
             f"{key} is a plain tensor of shape {tuple(state.shape)}, and its parameter is sharded over ranks: use an "
             "optimizer whose states are DTensors (torch.optim.AdamW), or DDP (gpufleet recommend --sharding ddp)"
+        )
+
+
+def refuse_uncopyable(key: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that is more than its elements: a resume would make a plain one of it, or fail."""
+    part = local_part(tensor)
+    is_own_class = is_traceable_wrapper_subclass(part) and not tensor.requires_grad  # a trained one is filled in place
+    if is_own_class or part.is_quantized or part.is_nested or part.layout is not torch.strided:
+        kind = type(part).__name__ if is_own_class else "quantized" if part.is_quantized else "sparse or nested"
+        raise ConfigurationError(
+            f"{key} is a {kind} tensor, which no checkpoint holds: let a state_dict return its parts as plain tensors, "
+            "leave it out (a buffer with persistent=False, frozen parameters with save_frozen=False), or take another "
+            "optimizer"
         )
 
 

@@ -111,10 +111,6 @@ class Watcher:
             signal.signal(number, handler or signal.SIG_DFL)
         self._previous_handlers.clear()
 
-    def save_done(self) -> None:
-        """Drop ``save_notice``: a checkpoint was taken."""
-        self.save_notice = None
-
     def announce_saved(self) -> None:
         """Tell the agent that this node's share of the state is saved: torchrun may end."""
         if self.files is not None and self.answers and self.files.path.exists():

@@ -77,8 +77,12 @@ def environment(plan: FleetPlan) -> dict[str, str]:
 
 def _script(plan: FleetPlan) -> list[str]:
     # FSDP2 has checkpointing of its own; transformers refuses both together.
-    words = trainer_arguments(plan, checkpoints="fsdp_config" not in _settings(plan))
-    return ["train.py", *words, "--optim", _OPTIMIZERS[plan.job.optimizer]]
+    is_sharded = "fsdp_config" in _settings(plan)
+    words = trainer_arguments(plan, checkpoints=not is_sharded)
+    optimizer = _OPTIMIZERS[plan.job.optimizer]
+    if is_sharded:  # fused, it leaks: https://github.com/pytorch/pytorch/issues/188174
+        optimizer = optimizer.removesuffix("_fused")
+    return ["train.py", *words, "--optim", optimizer]
 
 
 def _on_a_stack(plan: FleetPlan, _file: str) -> list[str]:

@@ -103,7 +103,7 @@ def with_transformers(
 
 
 def with_lightning(
-    folder: Path, *, stop_after: int | None = None, resume: bool = True, net: type[Net] = Net
+    folder: Path, *, stop_after: int | None = None, resume: bool = True, net: type[Net] = Net, callbacks: Any = ()
 ) -> nn.Module:
     from lightning.pytorch import LightningModule, Trainer, seed_everything
 
@@ -120,7 +120,8 @@ def with_lightning(
             return self.net(**batch)["loss"]  # type: ignore[no-any-return]
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.AdamW(self.parameters(), lr=0.01)
+            trained = (one for one in self.parameters() if one.requires_grad or not callbacks)
+            return torch.optim.AdamW(trained, lr=0.01)
 
     seed_everything(11, verbose=False)
     module = Module()
@@ -130,7 +131,7 @@ def with_lightning(
         accelerator="cpu",
         devices=int(os.environ.get("WORLD_SIZE", "1")),
         accumulate_grad_batches=2,
-        callbacks=[spot],
+        callbacks=[spot, *callbacks],
         default_root_dir=folder / "lightning",
         use_distributed_sampler=False,
         enable_checkpointing=False,

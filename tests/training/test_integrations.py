@@ -30,6 +30,7 @@ from tests.training.engine_programs import (
     Samples,
     end_this_process,
     parameters,
+    with_lightning,
 )  # fmt: skip
 from tests.warm import ROOT, TRAINER, Warm
 
@@ -86,6 +87,24 @@ def test_what_a_run_makes_and_unfreezes_is_there_after_a_resume(engine: str, tmp
     assert [p.requires_grad for p in resumed.parameters()] == [p.requires_grad for p in undisturbed.parameters()]
     assert all(p.requires_grad for p in resumed.parameters())
     assert parameters(resumed) == parameters(undisturbed)
+
+
+def test_groups_that_lightning_restores_are_no_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from lightning.pytorch.callbacks import BaseFinetuning
+
+    class Thawing(BaseFinetuning):  # type: ignore[misc]
+        def freeze_before_training(self, pl_module: Any) -> None:
+            self.freeze(pl_module.net.layers[0])
+
+        def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(pl_module.net.layers[0], optimizer)
+
+    undisturbed = with_lightning(tmp_path / "undisturbed", callbacks=[Thawing()])
+    with pytest.raises(Interrupted):
+        with_lightning(tmp_path, stop_after=STOP_AFTER, callbacks=[Thawing()])
+    assert parameters(with_lightning(tmp_path, callbacks=[Thawing()])) == parameters(undisturbed)
+    assert "no new start" not in caplog.text
 
 
 class Died(Exception):  # noqa: N818

@@ -131,9 +131,7 @@ class EngineRun:
         """Warn where no resume can take what the run has made of the model, which is returned, or of its groups."""
         problem = of_model = self._forms.problem(None, self._forms.born()) if self._forms else ""
         if not problem and self._group_sizes() != self._groups:
-            problem = (
-                "the optimizer has other parameter groups than at the start (Lightning's BaseFinetuning restores its)"
-            )
+            problem = "the optimizer has other parameter groups than at the start"
         self._problem = warn_of_untakeable(problem, self._problem, self._ranks.rank)
         return of_model
 
@@ -267,7 +265,7 @@ class EngineRun:
             self._saved_step = step
         if self._ranks.rank == 0:
             self.files.clean_up(prefix, "; ".join(problems), keep=self._keep)
-        self._watcher.save_done()
+        self._watcher.save_notice = None
         self._last_save = time.monotonic()
         self.ledger.save("stall", step)
         self.ledger.flush()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -80,11 +80,12 @@ class LightningSpotCallback(Callback):
         """Join the ranks, and refuse a run that would not go on from its checkpoint."""
         assert self._order is not None
         schedule = ", ".join(schedule_of(config.scheduler) for config in trainer.lr_scheduler_configs)
+        restores_groups = any(isinstance(callback, BaseFinetuning) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         self._run.start(
             trainer.global_step,
             global_batch=self._order.global_batch * int(trainer.accumulate_grad_batches),
             order=facts_of(self._order, {"schedule": schedule}),
-            optimizers=trainer.optimizers,
+            optimizers=() if restores_groups else trainer.optimizers,
         )
         fetched = self._run.fetched
         if fetched and (own := fetched.folder / _random_name(trainer.global_rank)).exists():

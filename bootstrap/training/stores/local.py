@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -21,7 +21,7 @@ class LocalStore:
     """``Store`` in a directory; a hard link from an fsynced temporary file refuses to overwrite."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root = root.absolute()  # a script may change its folder
         self.uri = str(root)
         self.buffer_bytes = 0
 
@@ -67,7 +67,7 @@ class LocalStore:
             with ExitStack() as stack:
                 descriptor = os.open(self.root / name, os.O_RDONLY)
                 stack.callback(os.close, descriptor)
-                _each_block(into.nbytes, lambda start, end: _read_block(descriptor, into[start:end], offset + start))
+                in_threads(lambda block: _read_block(descriptor, *block), _blocks([into], offset))
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(name) from None
         except (OSError, EOFError) as error:
@@ -111,20 +111,17 @@ def _write_file(path: Path, views: list[memoryview]) -> None:
             with suppress(OSError):  # a file system without O_DIRECT
                 descriptors.insert(0, os.open(path, os.O_WRONLY | os.O_DIRECT))
                 stack.callback(os.close, descriptors[0])
-        offset = 0
-        for view in views:
-
-            def write(start: int, end: int, view: memoryview = view, offset: int = offset) -> None:
-                _write_block(descriptors, view[start:end], offset + start)
-
-            _each_block(view.nbytes, write)
-            offset += view.nbytes
+        in_threads(lambda block: _write_block(descriptors, *block), _blocks(views))
         os.fsync(buffered)
 
 
-def _each_block(size: int, do: Callable[[int, int], None]) -> None:
-    """Call ``do(start, end)`` for each block of ``size`` bytes."""
-    in_threads(lambda start: do(start, min(start + BLOCK_BYTES, size)), range(0, size, BLOCK_BYTES))
+def _blocks(views: Sequence[memoryview], offset: int = 0) -> list[tuple[memoryview, int]]:
+    """Parts of a file's views, each with its offset in the file, which begins at ``offset``."""
+    blocks = []
+    for view in views:
+        blocks += [(view[at : at + BLOCK_BYTES], offset + at) for at in range(0, view.nbytes, BLOCK_BYTES)]
+        offset += view.nbytes
+    return blocks
 
 
 def _write_block(descriptors: list[int], block: memoryview, offset: int) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -334,6 +335,20 @@ def refused(folder: Path, layout: str) -> list[str]:
     return messages
 
 
+def apart(folder: Path, layout: str) -> list[str]:
+    """What a run says that no checkpoint could hold: parameters of ranks that differ, the state of DDP's hook."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("bootstrap").addHandler(handler)
+    leg = Leg(layout, folder)
+    if layout == "ddp":
+        leg.model.register_comm_hook({"errors": []}, lambda _, bucket: allreduce_hook(None, bucket))  # type: ignore[operator]
+    leg.train(2)
+    logging.getLogger("bootstrap").removeHandler(handler)
+    return [text for text in said if "between ranks" in text or "communication hook" in text]
+
+
 # Ranks, what to run, layout, folder of the store.
 PROGRAM: list[tuple[int, Callable[[Path, str], Any], str, str]] = [
     *((RANKS, resumes_bit_equal, layout, f"equal-{layout}")
@@ -346,6 +361,7 @@ PROGRAM: list[tuple[int, Callable[[Path, str], Any], str, str]] = [
     (RANKS, damaged, "fsdp", "damaged-fsdp"),
     (RANKS, damaged, "ddp", "damaged-ddp"),
     (RANKS, refused, "fsdp", "refused"),
+    *((2, apart, layout, f"apart-{layout}") for layout in ("plain", "ddp", "tp")),
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bootstrap.training.layouts import GLOBAL_BATCH, PROGRAM, RANKS
+from tests.unit.bootstrap.training.layouts import PROGRAM, RANKS
 from tests.warm import Warm
 
 Facts = list[list[Any]]
@@ -69,11 +69,6 @@ def test_ranks_with_the_same_samples_draw_the_same_numbers_in_another_layout(fac
         assert not first["random"] or len(drawn) == first["data"][1], f"{number}: {first['layout']}"
 
 
-def test_ranks_of_one_tensor_group_see_the_same_samples(facts: list[Facts]) -> None:
-    places = [next(fact["data"] for layout, _, fact in of(rank, "one_leg") if layout == "fsdp-tp") for rank in facts]
-    assert places == [[0, 2], [0, 2], [1, 2], [1, 2]] and GLOBAL_BATCH % 2 == 0
-
-
 def test_one_changed_byte_in_any_file_makes_every_rank_fall_back(facts: list[Facts]) -> None:
     for layout, _, first in of(facts[0], "damaged"):
         *damaged, whole = first
@@ -85,6 +80,13 @@ def test_one_changed_byte_in_any_file_makes_every_rank_fall_back(facts: list[Fac
         assert len({fact["digest"] for fact in damaged}) == 1 and damaged[0]["digest"] != whole["digest"]
     others = [[fact for _, _, fact in of(rank, "damaged")] for rank in facts]
     assert all(other == others[0] for other in others)
+
+
+def test_what_no_checkpoint_holds_is_said(facts: list[Facts]) -> None:
+    (_, _, plain), (_, _, ddp), (_, _, tp) = of(facts[0], "apart")
+    assert [text.partition(" ")[0] for text in (*plain, *ddp, *tp)] == ["up.weight", "dict"]
+    assert "differs between ranks" in plain[0] and "DDP's communication hook" in ddp[0]
+    assert not any(fact for _, _, fact in of(facts[1], "apart"))
 
 
 def test_what_cannot_be_saved_or_was_not_planned_is_refused(facts: list[Facts]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootstrap.contract.ledger import CATEGORIES, read_lines, summarize
+from bootstrap.contract.ledger import CATEGORIES, summarize
 from bootstrap.training.errors import CheckpointError, ConfigurationError, TrainingError
 from bootstrap.training.ledger import (
     Ledger,
@@ -137,17 +137,6 @@ def test_torn_line_is_skipped_and_the_next_writer_starts_a_new_one(tmp_path: Pat
     summary = read_ledger(str(path))
     assert (summary.steps, summary.skipped_lines) == (50, 2)
     assert "2 unreadable" in table(summary)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("{", "[]", "3", '{"t": "x"}'),
-        *('{"event": "progress", "t": 1, "writer": "a"}', '{"event": "start", "t": NaN, "writer": "a"}'),
-    ],
-)
-def test_unreadable_lines_are_counted(line: str) -> None:
-    assert read_lines([line, ""]) == ([], 1)
 
 
 def test_lines_are_there_after_sigkill(tmp_path: Path) -> None:

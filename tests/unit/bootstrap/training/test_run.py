@@ -20,7 +20,9 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn.functional import cross_entropy
+from torch.testing._internal.two_tensor import TwoTensor
 
 from bootstrap.training import Interrupted, SpotTolerantRun, Watcher, forms, tensors
 from bootstrap.training.checkpoint import StoredCheckpoints
@@ -28,7 +30,7 @@ from bootstrap.training.errors import CheckpointError, ConfigurationError
 from bootstrap.training.facts import is_same_fact
 from bootstrap.training.ledger import read_ledger
 from bootstrap.training.notices import Notice
-from bootstrap.training.state import schedule_of
+from bootstrap.training.state import TrainingState, schedule_of
 from bootstrap.training.stores import LocalStore, open_store
 from tests.unit.bootstrap.training.conftest import BUCKET
 
@@ -213,20 +215,6 @@ def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-
-
-def test_damaged_checkpoint_is_passed_over_and_said_so(
-    tmp_path: Path, undisturbed: Outcome, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(Killed):
-        Training(str(tmp_path)).train(at_step=kill_at(17))
-    newest = StoredCheckpoints(LocalStore(tmp_path)).scan()[0][0].prefix
-    flip(tmp_path / newest / "rank-00000.bin")
-    again = Training(str(tmp_path))
-    again.train()
-    assert f"checkpoint {newest} is not valid, trying an older one" in caplog.text
-    assert min(again.losses) < int(newest.split("-")[1])
-    assert_same(again.state(), undisturbed[0])
 
 
 def test_all_damaged_refuses_to_start_over(tmp_path: Path) -> None:
@@ -724,10 +712,30 @@ def test_numpys_values_are_part_of_the_state(tmp_path: Path) -> None:
     assert type(resumed["history"]["best"]) is numpy.float32
 
 
+class Remembering(torch.optim.SGD):
+    """Keeps an object in its states, as GaLore its projectors."""
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["recent"] = deque([1])
+
+
 def test_values_that_no_resume_could_read_are_refused_before_the_first_step(tmp_path: Path) -> None:
     for value, reason in ((deque([1]), "collections.deque"), (lambda: 0, "lambda")):
         with pytest.raises(ConfigurationError, match=rf"state of extra\.seen .*{reason}"):
             Training(str(tmp_path), extra={"seen": _StatefulOf({"recent": value})}).train(4)
+    large = torch.ones(90, 100)
+    for value, reason in (
+        (large.to_sparse(), r"seen\.recent is a sparse"),
+        (torch.quantize_per_tensor(large, 0.1, 3, torch.quint8), r"seen\.recent is a quantized"),
+        (TwoTensor(large, large), r"seen\.recent is a TwoTensor"),
+        ({"a": {"b": large}, "a.b": large + 1}, r"two tensors have the key extra\.seen\.recent\.a\.b"),
+    ):
+        with pytest.raises(ConfigurationError, match=reason):
+            Training(str(tmp_path), extra={"seen": _StatefulOf({"recent": value})}).train(4)
+    model = nn.Linear(2, 2)
+    with pytest.raises(ConfigurationError, match=r"optimizer\.state\.weight\.recent .*deque"):
+        small_run(model, Remembering(model.parameters()), tmp_path).__enter__()
     with pytest.raises(ConfigurationError, match=r"extra\.seen \(Random\) has no state_dict and load_state_dict"):
         Training(str(tmp_path), extra={"seen": random.Random()})  # noqa: S311
 
@@ -1007,13 +1015,18 @@ def test_ties_that_a_run_changes_are_changed_by_a_resume(
     assert "other.passing is not persistent" in caplog.text and "constant" not in caplog.text
 
 
-def test_an_expanded_buffer_is_restored(tmp_path: Path) -> None:
+def test_an_expanded_buffer_and_one_of_inference_mode_are_restored(tmp_path: Path) -> None:
     def train(steps: int) -> torch.Tensor:
         model: Any = nn.Sequential(nn.Linear(2, 2))
         model[0].register_buffer("scale", torch.ones(1, 3).expand(4, 3))
+        with torch.inference_mode():
+            model[0].register_buffer("average", torch.zeros(4))
         with small_run(model, torch.optim.SGD(model.parameters()), tmp_path) as run:
             for _ in run.steps(steps):
                 model[0].scale = model[0].scale + 1
+                with torch.inference_mode():
+                    model[0].average += 1
+        assert torch.equal(model[0].average, torch.full((4,), float(steps)))
         scale: torch.Tensor = model[0].scale
         return scale
 
@@ -1044,6 +1057,14 @@ class _StatefulOf:
 
     def load_state_dict(self, state: Any) -> None:
         self._state = state
+
+
+def test_a_model_over_several_gpus_of_one_process_is_refused() -> None:
+    """Copies from the second would be written before they are over."""
+    with FakeTensorMode():
+        model = nn.Sequential(nn.Linear(2, 2, device="cuda:0"), nn.Linear(2, 2, device="cuda:1"))
+        with pytest.raises(ConfigurationError, match="parameters are on cuda:0, cuda:1"):
+            TrainingState(model, torch.optim.SGD(model.parameters()), {})
 
 
 def test_flat_parameters_are_refused(tmp_path: Path) -> None:

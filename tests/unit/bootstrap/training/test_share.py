@@ -52,13 +52,17 @@ def test_replicas_are_divided_evenly() -> None:
 
 
 class Shrinking(torch.optim.SGD):
-    """Changes parameters even with a learning rate of 0, and draws random numbers."""
+    """Changes parameters even with a learning rate of 0, and draws random numbers; has a setting beside its groups."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.share = 0.9
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             group["lr"] *= 0.5
             for parameter in group["params"]:
-                parameter.data.mul_(0.9)
+                parameter.data.mul_(self.share)
                 self.state[parameter] = {
                     "noise": torch.rand(parameter.shape[0], 2),
                     "count": 3,
@@ -93,6 +97,9 @@ def test_nested_states_come_back_as_they_were() -> None:
     again = put_together(skeleton, tensors.__getitem__)
     assert again["a"][1][0] is tensors["part.a.1.0"] and again["a"][1][1] == 2.5 and again["none"] is None
     assert torch.equal(again["a"][0], torch.ones(3)) and again[3]["scalar"] == 7
+    # SOAP's eigenvectors are transposed: products of contiguous ones differ in the last bits.
+    turned = put_together(take_apart(torch.ones(70, 80).t(), "turned", tensors), lambda _: torch.ones(80, 70))
+    assert turned.stride() == tensors["turned"].stride() == (1, 80)
 
 
 def test_too_little_host_memory_is_refused_with_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
@@ -22,7 +21,6 @@ from botocore.exceptions import ClientError
 from bootstrap.contract.checkpoint import PRUNED, PRUNED_TAG
 from bootstrap.training.errors import AlreadyExistsError, CheckpointError, ConfigurationError, InvalidCheckpoint
 from bootstrap.training.stores import LocalStore, S3Store, Store, open_store
-from bootstrap.training.stores.base import in_threads
 from bootstrap.training.stores.transfers import Boto3Transfers, CrtTransfers
 from tests.unit.bootstrap.training.conftest import BUCKET
 
@@ -97,21 +95,6 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_after_an_error_threads_begin_no_further_item() -> None:
-    begun: list[int] = []
-
-    def do(item: int) -> None:
-        begun.append(item)
-        if item == 0:
-            raise OSError("no space")
-        time.sleep(0.001)
-
-    with pytest.raises(OSError, match="no space"):
-        in_threads(do, range(10_000))
-    assert len(begun) < 5_000
-    assert in_threads(str, range(100)) == [str(number) for number in range(100)]
-
-
 def test_listing_survives_a_folder_pruned_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStore(tmp_path)
     for name in ("step-1/a", "step-2/b"):
@@ -153,12 +136,6 @@ def test_directory_is_gone_with_its_last_file(tmp_path: Path) -> None:
     store.write("step-1/a", [b"x"])
     store.delete("step-1/a")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_unwritable_directory(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="cannot write"):
-        LocalStore(tmp_path / "file").write("a", [b"x"])
 
 
 class Proxy(ThreadingHTTPServer):
@@ -352,6 +329,14 @@ def test_unusable_uri_is_refused(uri: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("GPUFLEET_CHECKPOINT_URI", raising=False)
     with pytest.raises(ConfigurationError, match="s3://"):
         open_store(uri)
+
+
+def test_a_folder_stays_where_a_script_changes_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store("run")
+    monkeypatch.chdir("/")
+    store.write("a", [b"1"])
+    assert (tmp_path / "run" / "a").exists()
 
 
 def test_uri_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -134,11 +134,11 @@ import torch
 from bootstrap.training import SpotTolerantRun
 from bootstrap.training.checkpoint import StoredCheckpoints
 
-here, is_torn, read, sizes = Path(sys.argv[1]), sys.argv[2] == "True", StoredCheckpoints.read_extents, [0]
-def seen(self, checkpoint, extents, into):
+here, is_torn, read, sizes = Path(sys.argv[1]), sys.argv[2] == "True", StoredCheckpoints.read_chunks, [0]
+def seen(self, checkpoint, chunks, into):
     sizes.append(into.nbytes)
-    read(self, checkpoint, extents, into)
-StoredCheckpoints.read_extents = seen
+    read(self, checkpoint, chunks, into)
+StoredCheckpoints.read_chunks = seen
 model = torch.nn.Linear(300, 300)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 options = {"dataset_size": 8, "global_batch": 1, "store": str(here / "store"), "checkpoint_every": 2}

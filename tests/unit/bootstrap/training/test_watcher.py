@@ -110,7 +110,7 @@ def test_unreadable_spot_notice_saves_and_goes_on(service: LocalImds, client: Im
     service.values["spot/instance-action"] = garbage
     watcher = watch_once(client)
     assert watcher.stop_notice is None and watcher.save_notice is not None
-    watcher.save_done()
+    watcher.save_notice = None
     watcher.poll_imds(client)
     assert watcher.save_notice is None
 
@@ -177,7 +177,7 @@ def test_scheduled_maintenance_asks_for_a_checkpoint_once_and_ends_nothing(servi
     assert str(watcher.save_notice) == (
         "events/maintenance/scheduled (instance-retirement from 5 Dec 2026 09:00:43 GMT)"
     )
-    watcher.save_done()
+    watcher.save_notice = None
     watcher.poll_imds(client)
     assert (watcher.save_notice, watcher.stop_notice) == (None, None)
 
@@ -190,7 +190,7 @@ def test_rebalance_goes_through_the_drain_file_once(service: LocalImds, client: 
     training.watch(lambda: next(looks))
     assert training.stop_notice is None and training.save_notice is not None
     assert training.save_notice.source == "events/recommendations/rebalance"
-    training.save_done()
+    training.save_notice = None
     looks = iter((False, True))
     training.watch(lambda: next(looks))
     assert training.save_notice is None, "the same recommendation asked twice"

@@ -222,6 +222,7 @@ def test_accelerate(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert accelerate.environment(one).items() <= theirs.items()
         return
     assert arguments.mixed_precision == {"fp16": "fp16", "tf32": "no"}.get(name, "bf16")
+    assert ("adamw_torch_fused" in accelerate.ENGINE.arguments(one, path.name)) is not arguments.use_fsdp
     if arguments.use_fsdp:
         assert int(arguments.fsdp_version) == 2
         assert arguments.fsdp_reshard_after_forward is (split.sharding == "zero3")
