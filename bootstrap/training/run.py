@@ -332,7 +332,7 @@ class SpotTolerantRun:
         self._act(self._agreement.exchange(now=is_last), is_last=is_last)
         if is_last:
             self._save_final()
-        else:
+        elif self._saver.is_due(self.step):
             self._saver.begin(self.step)
 
     def _warn_of_unsaved(self) -> None:

@@ -84,6 +84,10 @@ class Saver:
         is_clock = self.every_steps is None and self.ranks.rank == 0
         return is_clock and time.monotonic() - self._last_save >= self.interval_s
 
+    def is_due(self, step: int) -> bool:
+        """True on all ranks where ``checkpoint_every`` says so."""
+        return self.every_steps is not None and step % self.every_steps == 0
+
     @property
     def is_pending(self) -> bool:
         """True while a save is not committed; at the same steps on every rank."""
@@ -102,12 +106,11 @@ class Saver:
         if self._pending is not None and not any_busy:
             self._take_further(step, any_failed=any_failed)
         if due:
-            self.begin(step, due=True)
+            self.begin(step)
 
-    def begin(self, step: int, *, due: bool = False) -> None:
-        """Begin a save that is due, here or by ``checkpoint_every``, unless one is pending or ``step`` is saved."""
-        due = due or (self.every_steps is not None and step % self.every_steps == 0)
-        if due and self._pending is None and self.saved_step != step:
+    def begin(self, step: int) -> None:
+        """Begin a save, unless one is pending or ``step`` is saved."""
+        if self._pending is None and self.saved_step != step:
             self._begin(step)
 
     def save_final(self, step: int, limit_s: float) -> None:

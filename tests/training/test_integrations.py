@@ -92,7 +92,7 @@ def test_what_a_run_makes_and_unfreezes_is_there_after_a_resume(engine: str, tmp
 def test_groups_that_lightning_restores_are_no_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from lightning.pytorch.callbacks import BaseFinetuning
 
-    class Thawing(BaseFinetuning):  # type: ignore[misc]
+    class Thawing(BaseFinetuning):
         def freeze_before_training(self, pl_module: Any) -> None:
             self.freeze(pl_module.net.layers[0])
 

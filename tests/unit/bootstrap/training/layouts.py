@@ -343,7 +343,7 @@ def apart(folder: Path, layout: str) -> list[str]:
     logging.getLogger("bootstrap").addHandler(handler)
     leg = Leg(layout, folder)
     if layout == "ddp":
-        leg.model.register_comm_hook({"errors": []}, lambda _, bucket: allreduce_hook(None, bucket))  # type: ignore[operator]
+        leg.model.register_comm_hook({"errors": []}, lambda _, bucket: allreduce_hook(None, bucket))  # type: ignore[operator, arg-type]
     leg.train(2)
     logging.getLogger("bootstrap").removeHandler(handler)
     return [text for text in said if "between ranks" in text or "communication hook" in text]

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -725,14 +725,15 @@ def test_values_that_no_resume_could_read_are_refused_before_the_first_step(tmp_
         with pytest.raises(ConfigurationError, match=rf"state of extra\.seen .*{reason}"):
             Training(str(tmp_path), extra={"seen": _StatefulOf({"recent": value})}).train(4)
     large = torch.ones(90, 100)
-    for value, reason in (
+    states: tuple[tuple[Any, str], ...] = (
         (large.to_sparse(), r"seen\.recent is a sparse"),
         (torch.quantize_per_tensor(large, 0.1, 3, torch.quint8), r"seen\.recent is a quantized"),
-        (TwoTensor(large, large), r"seen\.recent is a TwoTensor"),
+        (cast(Any, TwoTensor)(large, large), r"seen\.recent is a TwoTensor"),
         ({"a": {"b": large}, "a.b": large + 1}, r"two tensors have the key extra\.seen\.recent\.a\.b"),
-    ):
+    )
+    for state, reason in states:
         with pytest.raises(ConfigurationError, match=reason):
-            Training(str(tmp_path), extra={"seen": _StatefulOf({"recent": value})}).train(4)
+            Training(str(tmp_path), extra={"seen": _StatefulOf({"recent": state})}).train(4)
     model = nn.Linear(2, 2)
     with pytest.raises(ConfigurationError, match=r"optimizer\.state\.weight\.recent .*deque"):
         small_run(model, Remembering(model.parameters()), tmp_path).__enter__()
