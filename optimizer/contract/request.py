@@ -247,6 +247,13 @@ class Constraints(_Model):
         default="none", description="Replaces missing spot nodes (its price binds the budget too) and ended blocks."
     )
 
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        ids = [owned.capacity_reservation_id for owned in self.existing_reservations if owned.capacity_reservation_id]
+        if twice := {reservation for reservation in ids if ids.count(reservation) > 1}:
+            raise ValueError(f"existing_reservations has {min(twice)} twice: a block would follow itself")
+        return self
+
     @property
     def usable_reservations(self) -> tuple[ExistingReservation, ...]:
         """The reservations that purchase_options let the search use."""

@@ -33,10 +33,6 @@ class _Place(NamedTuple):
     candidate: Candidate
     speed: dict[str, Any]
 
-    @property
-    def option(self) -> Any:
-        return self.candidate.purchase.option
-
 
 def add_alternates(problem: Problem, plans: Mapping[Candidate, FleetPlan]) -> dict[Candidate, FleetPlan]:
     """Plans with their alternates, and the on-demand prices that a fallback of other types counts with.
@@ -60,7 +56,7 @@ def add_alternates(problem: Problem, plans: Mapping[Candidate, FleetPlan]) -> di
 def _with_places(problem: Problem, plan: FleetPlan, places: list[_Place]) -> FleetPlan:
     prices, alternates = dict.fromkeys(plan.prices), list[Alternate]()
     for place in _choose(places):
-        purchase = place.candidate.purchase
+        purchase: Any = place.candidate.purchase
         offer = purchase.offer
         if purchase.fallback and offer.on_demand:
             prices[node_price("on-demand", offer, offer.on_demand)] = None
@@ -68,8 +64,8 @@ def _with_places(problem: Problem, plan: FleetPlan, places: list[_Place]) -> Fle
             Alternate(
                 zone_id=place.zone_id,
                 instance_type=offer.instance.name,
-                purchase=place.option,
-                price=node_price(place.option, offer, purchase.price),
+                purchase=purchase.option,
+                price=node_price(purchase.option, offer, purchase.price),
                 **place.speed,
                 **describe_run(problem, place.candidate),
             )
@@ -140,11 +136,10 @@ def _list_places(
             falls_back,
         ) or purchase.stale > own.purchase.stale:
             continue
-        usd = float(table.cost.expected[row])
+        usd = float(table.cost.expected[row]) * (1 if plan.instance_type == instance.name else 1 + SAME)
         for zone_id in purchase.offer.zone_ids:
             if purchase.price.zone_id in ("", zone_id) and (zone_id, instance.name, purchase.option) not in taken:
-                is_own = plan.instance_type == instance.name
-                yield own, _Place(usd if is_own else (1 + SAME) * usd, zone_id, place, speeds[place.configuration])
+                yield own, _Place(usd, zone_id, place, speeds[place.configuration])
 
 
 def _own_places(plan: FleetPlan) -> set[tuple[str, str, str]]:
@@ -157,8 +152,8 @@ def _own_places(plan: FleetPlan) -> set[tuple[str, str, str]]:
 def _choose(places: list[_Place]) -> list[_Place]:
     """Choose the places with the least expected cost, one on demand among them: spot may be short in all zones."""
     places = sorted(places, key=lambda place: place.usd)
-    on_demand = [place for place in places if place.option == "on-demand"][:1]
+    on_demand = [place for place in places if place.candidate.purchase.option == "on-demand"][:1]
     chosen = places[:MAX_ALTERNATES]
-    if all(place.option == "spot" for place in chosen):
+    if all(place.candidate.purchase.option == "spot" for place in chosen):
         chosen = [*chosen[: MAX_ALTERNATES - len(on_demand)], *on_demand]
     return chosen

@@ -45,8 +45,7 @@ class CandidateTable:
 
     def excluded_by(self, limits: Constraints) -> dict[Binding, Bools]:
         """Masks of the candidates that break each limit at the 95th percentile; the budget pays the drain too."""
-        budget = math.inf if limits.budget_usd is None else limits.budget_usd
-        deadline = math.inf if limits.deadline_hours is None else limits.deadline_hours
+        budget, deadline = limits.budget_usd or math.inf, limits.deadline_hours or math.inf
         hours = self.outcome.hours_p95
         endless = ~np.isfinite(hours)
         return {
@@ -81,20 +80,21 @@ class CandidateTable:
             return Rejection(name, reason, "capacity-block", needed, available)
         hours, usd = hours[missing <= 0], usd[missing <= 0]
         budget, deadline = limits.budget_usd, limits.deadline_hours
-        on_time = hours <= (deadline or math.inf)
-        late = f"{hours.min():,.1f} h at the 95th percentile, the deadline is {deadline or 0:,.1f} h"
-        if deadline is not None and not on_time.any() and (budget is None or (usd <= budget).any()):
-            return Rejection(name, f"the fastest run takes {late}", "deadline", float(hours.min()), deadline)
+        on_time, is_paid = hours <= (deadline or math.inf), usd <= (budget or math.inf)
+        soonest = float((hours[is_paid] if is_paid.any() else hours).min())
+        within = f" within {budget:,.2f} USD" if soonest > hours.min() else ""
+        late = f"takes {soonest:,.1f} h at the 95th percentile, the deadline is {deadline or 0:,.1f} h"
+        if is_paid.any() and not on_time.any():
+            return Rejection(name, f"the fastest run{within} {late}", "deadline", soonest, deadline)
         assert budget is not None  # without it, the deadline alone decided
-        least, within = float((usd[on_time] if on_time.any() else usd).min()), ""
-        if least > usd.min():  # the cheapest is late
-            within = f" within {deadline:,.1f} h"
+        least = float((usd[on_time] if on_time.any() else usd).min())
+        within = f" within {deadline:,.1f} h" if least > usd.min() else ""
         reason = (
             f"the cheapest run{within} needs {least:,.2f} USD at the 95th percentile, with its drain, the budget is "
             f"{budget:,.2f} USD"
         )
         if not on_time.any():
-            reason += f"; the fastest takes {late}"
+            reason += f"; the fastest {late}"
         return Rejection(name, reason, "budget", least, budget)
 
     def keep(self, rows: NDArray[np.intp]) -> CandidateTable:

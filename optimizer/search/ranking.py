@@ -55,9 +55,7 @@ def rank(tables: Sequence[CandidateTable], request: FleetRequest) -> Ranking:
         columns.append([column[rows] for column in (*ends, kinds, table.nodes, table.stale)])
     if not candidates:
         return Ranking([], [])
-    hours, hours_p95, usd, usd_p95, kinds, nodes, stale = (
-        np.concatenate(parts) for parts in zip(*columns, strict=True)
-    )
+    hours, hours_p95, usd, usd_p95, kinds, nodes, stale = map(np.concatenate, zip(*columns, strict=True))
     mean_hours, mean_usd = (hours + hours_p95) / 2, (usd + usd_p95) / 2
 
     def pick(group: Collection[int], values: Floats) -> int:

@@ -103,7 +103,6 @@ def _stated(kind: str, **facts: Any) -> Callable[[Path], None]:
         (_stated("on_demand", usd_per_hour=math.nan), "on-demand nan .rule: a price is above 0"),
         (_stated("spot", usd_per_hour="9"), "is no catalog: TypeError"),
         (_stated("spot", as_of="2999-01-01"), "a date not in the future"),  # it was current for ever
-        (_rewritten("instance_types", lambda rows: [*rows, rows[0]]), "a type has one row"),
         (_rewritten("unit_prices", lambda rows: [{**row, "usd": -5.0} for row in rows]), "breaks .* -5.0 .rule"),
     ],
 )

@@ -40,8 +40,7 @@ def test_verify_passes_the_shipped_catalog(run: Gpufleet) -> None:
 
 
 def test_verify_lists_every_violation_with_status_1(run: Gpufleet, tmp_path: Path) -> None:
-    shipped = read_snapshot(SHIPPED)
-    tables = Tables.of(shipped)
+    tables = Tables.of(shipped := read_snapshot(SHIPPED))
     offers = tables.offers
     broken = [index for index, row in enumerate(offers) if row.on_demand and row.spot][:2]
     for index, kind, usd in zip(broken, ("on_demand", "spot"), (-1.0, 10_000.0), strict=True):

@@ -67,17 +67,19 @@ def test_the_plan_keeps_the_budget_that_the_search_asked_for(option: str) -> Non
     assert plan.cost_usd.p95 + plan.reserve_usd == pytest.approx(needed, abs=0.03)
 
 
-def test_a_rejection_by_the_budget_keeps_the_deadline_too_or_says_that_nothing_does() -> None:
-    """The value was of a run that the deadline refused, so whoever paid it was refused again."""
+def test_a_rejection_keeps_the_other_limit_too_or_says_that_nothing_does() -> None:
+    """The value was of a run that the other limit refused, so whoever allowed it was refused again."""
     limits: dict[str, Any] = {"instance_types": ["p4d"], "purchase_options": ["on-demand"]}
-    front = answer(objective="pareto", **limits).pareto
-    usd, hours = [plan.cost_usd.p95 for plan in front], [plan.hours.p95 for plan in front]
+    usd, hours = zip(*((p.cost_usd.p95, p.hours.p95) for p in answer(objective="pareto", **limits).pareto), strict=True)
     limits |= {"budget_usd": 0.9 * min(usd), "deadline_hours": 0.99 * max(hours)}
     why = rejection(answer(**limits), "p4d.24xlarge")
     assert "at the 95th percentile, with its drain, the budget is" in why.reason and "deadline" not in why.reason
     assert answer(**limits | {"budget_usd": why.value + 0.01}).plans
     both = rejection(answer(**limits | {"deadline_hours": 0.9 * min(hours)}), "p4d.24xlarge")
     assert both.binding_constraint == "budget" and f"the deadline is {0.9 * min(hours):,.1f} h" in both.reason
+    limits |= {"budget_usd": 1.2 * min(usd), "deadline_hours": 0.9 * min(hours)}
+    late = rejection(answer(**limits), "p4d.24xlarge")
+    assert late.binding_constraint == "deadline" and answer(**limits | {"deadline_hours": late.value + 0.01}).plans
 
 
 def test_each_binding_constraint_is_named() -> None:

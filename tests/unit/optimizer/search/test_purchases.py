@@ -218,9 +218,10 @@ def test_settings_of_spot_nodes_are_named_where_none_are_bought() -> None:
     assert not any("spot_fallback" in note for note in answer(**P4D, spot_fallback="on-demand").notes)
 
 
-def test_a_capacity_block_without_an_id_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="bought first"):
-        request(existing_reservations=[block(9) | {"capacity_reservation_id": None}])
+def test_a_capacity_block_without_an_id_or_named_twice_is_refused() -> None:
+    for blocks, why in (([block(9) | {"capacity_reservation_id": None}], "bought first"), ([block(9)] * 2, "twice")):
+        with pytest.raises(InvalidInputError, match=why):
+            request(existing_reservations=blocks)
 
 
 def test_a_fallback_binds_the_budget_at_the_on_demand_price() -> None:
