@@ -299,12 +299,15 @@ class Case:
         # Ranks that norms, residual and dropout are split over.
         self.split: Number = np.where(self.sequence_parallel > 0, tensor, 1.0)
         # Layers of the fullest stage and of the stage with the output projection, which balanced stages count as
-        # layers by its parameters; those with experts.
-        head = self.table_parameters / max(self.matrix, 1.0) * code.balances_stages
-        full = np.ceil((model.layers + np.where(pipeline > 1, head, 0.0)) / pipeline)
+        # layers by its parameters, and NVIDIA's recipes as one beside the embedding's where layers do not fill the
+        # chunks; those with experts.
+        uneven = model.layers % (pipeline * self.virtual_stages) > 0
+        self.counts_ends: Number = np.where(code.nvidia_recipe & (pipeline > 1) & uneven, 1.0, 0.0)
+        head = np.where(self.counts_ends > 0, 1.0, self.table_parameters / max(self.matrix, 1.0) * code.balances_stages)
+        head = head * (pipeline > 1)
+        full = np.ceil((model.layers + head + self.counts_ends) / pipeline)
         self.stage_layers: Number = np.minimum(full, model.layers)
-        balanced = np.maximum(np.floor(self.stage_layers - head), 0.0)
-        self.last_stage_layers: Number = np.where(pipeline > 1, balanced, self.stage_layers)
+        self.last_stage_layers: Number = np.maximum(np.floor(self.stage_layers - head), 0.0)
         self.stage_mixtures: Number = np.minimum(self.stage_layers, model.mixture_layers)
         self._count_parameters()
         # States that torch's ``fully_shard`` shards.
@@ -339,7 +342,7 @@ class Case:
         """Set the parameters that a rank holds and updates."""
         tensor = self.tensor
         # Tensor ranks that share one expert: 1 where experts are spread over tensor ranks too (Megatron).
-        self.expert_slices: Number = np.where(self.expert > self.data, 1.0, tensor)
+        self.expert_slices: Number = np.where(self.expert > self.ranks, 1.0, tensor)
         # Parameters of one layer on one tensor rank; of a mixture not of a dense layer.
         experts = self.expert_parameters / self.expert / self.expert_slices
         self.rank_layer_parameters: Number = (self.layer_parameters - self.expert_parameters) / tensor + experts
@@ -357,6 +360,7 @@ class Case:
         # The first stage has the positions too.
         first = all_tables - tables if all_tables >= 2.0 * tables else all_tables
         table = np.where(self.pipeline > 1, first, all_tables) / self.tensor
+        table = np.where(self.counts_ends > 0, np.maximum(table - layer, 0.0), table)  # it has a layer less beside it
         # The fullest stage has as few of a mixture's dense layers as can be.
         dense = (self.stage_layers - self.stage_mixtures) * (self.model.dense_layer_parameters / self.tensor)
         return self.stage_mixtures * layer + dense + table

@@ -163,14 +163,12 @@ def collectives(x: Case) -> Iterator[tuple[str, Collective]]:
             sent=x.virtual_stages * sent, calls=x.virtual_stages * 2.0,
             a_micro_batch=np.where(x.pipeline > 1, 1.0, 0.0),
         )  # fmt: skip
-    if not np.any(x.expert > 1):
-        yield from _data_collectives(x, "", x.ranks, x.tensor, x.stage_parameters, 1.0)
-        return
     # Experts' gradients are reduced over the ranks with the same experts.
     spread = np.where(x.expert > 1, 1.0, 0.0)
     yield from _data_collectives(x, "", x.ranks, x.tensor, x.stage_parameters - spread * x.rank_experts, 1.0)
-    same = np.maximum(x.ranks * x.tensor / x.expert_slices / x.expert, 1.0)
-    yield from _data_collectives(x, "experts' ", same, x.expert_slices * x.expert, x.rank_experts, spread)
+    if np.any(x.expert > 1):
+        same = np.maximum(x.ranks * x.tensor / x.expert_slices / x.expert, 1.0)
+        yield from _data_collectives(x, "experts' ", same, x.expert_slices * x.expert, x.rank_experts, spread)
 
 
 def _data_collectives(

@@ -86,12 +86,6 @@ _STEP = 1e-4  # of the numerical derivative, in log units
 Fitter = Callable[[Sequence[MeasuredRun]], Calibration]
 
 
-def robust(error: Floats) -> Floats:
-    """Shrink log errors beyond HUBER so that their squares grow linearly (Huber's loss)."""
-    size = np.abs(error)
-    return np.where(size <= HUBER, error, np.sign(error) * np.sqrt(np.maximum(2 * HUBER * size - HUBER**2, 0.0)))
-
-
 def factors_of(setup: Case) -> dict[str, list[Key]]:
     """List the factors of each coefficient of a run, in each field the most general first."""
     processor, framework = setup.hardware.gpu.die, setup.recipe.framework
@@ -143,7 +137,10 @@ def solve(
             for name, (first, takes) in columns.items()
         }
         error = np.log(sum(step_seconds(table, Coefficients(**moved)).values())) - measured
-        return np.concatenate([weights * robust(error), theta / widths], axis=-1)
+        # Huber's loss: the square of a shrunk error grows linearly beyond HUBER.
+        size = np.abs(error)
+        shrunk = np.sign(error) * np.sqrt(np.maximum(2 * HUBER * size - HUBER**2, 0.0))
+        return np.concatenate([weights * np.where(size <= HUBER, error, shrunk), theta / widths], axis=-1)
 
     def jacobian(theta: Floats) -> Floats:
         return (residuals(theta + _STEP * np.eye(len(theta))) - residuals(theta)).T / _STEP

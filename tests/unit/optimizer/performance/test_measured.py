@@ -79,7 +79,7 @@ def test_a_suite_left_out_of_the_fit_is_met(suite: str, bound: float) -> None:
     assert abs(errors.mean()) < 0.09  # neither too fast nor too slow by habit
 
 
-@pytest.mark.parametrize(("suite", "bound"), [("dgxc-gpt", 0.04), ("nemo-fp8", 0.07)])
+@pytest.mark.parametrize(("suite", "bound"), [("dgxc-gpt", 0.04), ("nemo-fp8", 0.08)])
 def test_published_runs_on_many_nodes_that_only_judge_are_met(suite: str, bound: float) -> None:
     """Llama, GPT-3 and Nemotron-4 on up to 2,048 H100, in 16 and 8 bits."""
     judge = [row for row in read_runs(PUBLIC, gpu_table()) if row.suite == suite]
