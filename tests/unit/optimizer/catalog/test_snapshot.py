@@ -95,7 +95,6 @@ def _stated(kind: str, **facts: Any) -> Callable[[Path], None]:
         (lambda d: (d / FILE).write_bytes((d / FILE).read_bytes()[:-100]), "is no catalog"),
         (_changed(lambda d: d.update(format_version=99)), "format version 99, not 7"),
         (_changed(lambda d: d.update(made_at="once")), "is no catalog"),
-        (_changed(lambda d: d.pop("unit_prices")), "is no catalog"),
         (_rewritten("offers", lambda rows: []), "has no offers"),
         (_rewritten("offers", lambda rows: [{**rows[0], "colour": "red"}]), "is no catalog.*colour"),
         (_rewritten("instance_types", lambda rows: rows[1:]), "is no catalog: KeyError"),
