@@ -14,11 +14,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from bootstrap.contract.launcher import EXPANDED
 from bootstrap.contract.report import EXIT_AT_FAULT
 
 # torchrun sets these for its only worker; the program's launcher would take them for a rank's.
 TORCHRUNS = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|TORCHELASTIC_\w+")
-EXPANDED = re.compile(r"\$\{(GPUFLEET_\w+|MASTER_ADDR|MASTER_PORT)\}")
 
 
 def program_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -112,9 +112,9 @@ def start_refusals(settings: StackSettings) -> Iterator[str]:
             "starts in a block that has ended, and none has time to save just before. Buy the next one (`gpufleet "
             f"blocks find PLAN`), plan with it, and `gpufleet stack set PLAN --stack {settings.stack}`"
         )
-    image_torch, has_way_out = brings_torch(settings), settings.vpc_id or settings.nat
+    image_torch = brings_torch(settings)
     # The packages of a user's own image are known to its nodes only; those that amiName names are AWS's.
-    covered = settings.wheels or has_way_out or (settings.ami_id and not settings.requirements)
+    covered = settings.wheels or settings.vpc_id or settings.nat or (settings.ami_id and not settings.requirements)
     if not covered and wheels_needed(settings, image_torch=image_torch):
         lacks = "the trainer's libraries" if image_torch else "torch"
         lacks = "the packages of gpufleet:requirements" if settings.requirements else lacks
@@ -123,12 +123,6 @@ def start_refusals(settings: StackSettings) -> Iterator[str]:
             "index, so every node would fail its set-up, be paid for and be replaced. Pack them: "
             f"`gpufleet stack wheels --stack {settings.stack}`, name an image that has them in gpufleet:amiId, or let "
             "the nodes reach an index: `pulumi config set gpufleet:nat true`"
-        )
-    copies_from = settings.plan.staging.data_region if settings.plan.staging and settings.stages_data else None
-    if copies_from and not has_way_out:
-        yield (
-            f"gpufleet:nat is false, and the plan's data in {copies_from}: S3's endpoint reaches no bucket there "
-            "(docs/economics.md), so no node could copy it: `pulumi config set gpufleet:nat true`"
         )
     if settings.command == TRAINER_COMMAND and not (settings.plan.job.tuning.trains_all or settings.base_weights):
         yield (
@@ -236,6 +230,12 @@ def _network_refusals(settings: StackSettings) -> Iterator[str]:
         yield (
             f"gpufleet:zoneId {settings.zone_id} does not offer {plan.instance_type}: the plan has "
             f"{', '.join(plan.zone_ids)}"
+        )
+    copies_from = plan.staging.data_region if plan.staging and settings.stages_data else None
+    if copies_from and not (settings.nat or settings.vpc_id):
+        yield (
+            f"gpufleet:nat is false, and the plan's data in {copies_from}: S3's endpoint reaches no bucket there "
+            "(docs/economics.md), so no node could copy it: `pulumi config set gpufleet:nat true`"
         )
     if settings.nat and settings.vpc_id:
         yield "gpufleet:nat is true and gpufleet:vpcId set: an existing VPC keeps its own routes; drop one"

@@ -63,8 +63,23 @@ ALIASES = {
 }
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
-# Commands of earlier versions and options that went last, and what does their work now; docs/CHANGELOG.md has all.
+# Commands and options of earlier versions, and what does their work now (docs/CHANGELOG.md).
 GONE = {
+    "recommend --respect-quotas": "gpufleet preflight PLAN checks quotas",
+    "recommend --plot": "--format csv has the points; gpufleet report PLAN draws them",
+    "recommend --compare-clouds": "gpufleet offers --cloud all has the prices",
+    "recommend --spot-spread": "a plan's alternates try other types",
+    "report --metrics": "gpufleet report STACK draws the ledger's losses",
+    "estimate --grad-accum": "--global-batch sets it",
+    "estimate --network": "a column of the table that --batch reads",
+    "simulate --pool-price-ratio": "--price-history has the pools' prices",
+    "simulate --try-minutes": "--restart-hours is what a start takes",
+    "simulate --move-hours": "--restart-hours is what a start takes",
+    "move --to": "the new stack is NAME-REGION",
+    "preflight --request-quotas": "each finding has AWS's own command",
+    "offers --max-price": "--price KIND sorts by the price of a GPU",
+    "learn --from": "the stack's bucket is read",
+    "calibrate --without-shipped": "each answer has the error of both",
     "what-if --points": "--against deadline=12h,24h,3d names the points; nodes and budget likewise",
     "simulate --restart-p95-hours": "every restart takes --restart-hours: the longest ones show a deadline's risk",
     "completion": "source <(_GPUFLEET_COMPLETE=bash_source gpufleet) does it; zsh_source, fish_source likewise",
@@ -165,7 +180,7 @@ def main() -> None:
     as_json = _asks_for_json(sys.argv[1:])
     if sys.stdout is None:  # started with standard output closed (`>&-`)
         closed = GpufleetError("standard output is closed", next_step="send it to a file, or to /dev/null")
-        _fail(closed, closed.exit_code, as_json=as_json)
+        _fail(closed, as_json=as_json)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # an ASCII terminal shows ? for what it lacks
             stream.reconfigure(errors="replace")
@@ -177,34 +192,41 @@ def main() -> None:
     # OpenBLAS's threads spin beside the imports:
     # https://github.com/OpenMathLib/OpenBLAS#setting-the-number-of-threads-using-environment-variables
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    error: Exception
     try:
         # Otherwise click prints its own errors, and ends the program.
-        status = cli(prog_name="gpufleet", standalone_mode=not as_json)
+        status = cli(prog_name="gpufleet", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
-    except (GpufleetError, click.ClickException) as failed:
-        error, exit_code = failed, failed.exit_code
+    except GpufleetError as failed:
+        error = failed
+    except click.exceptions.NoArgsIsHelpError as failed:
+        failed.show()
+        sys.exit(failed.exit_code)
+    except click.ClickException as failed:
+        context = getattr(failed, "ctx", None)
+        usage = f"{context.command_path} --help" if context else ""
+        error = InvalidInputError(failed.format_message(), next_step=usage)
     except ModuleNotFoundError as failed:
         package = (failed.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
         install = f"pip install 'gpufleet[{EXTRAS[package]}]'"
         why = "this command needs it, which choosing a fleet does not"
-        error, exit_code = GpufleetError(f"{package} is not installed", why=why, next_step=install), 1
+        error = GpufleetError(f"{package} is not installed", why=why, next_step=install)
     except click.Abort:
-        error, exit_code = GpufleetError("interrupted"), 1
+        error = GpufleetError("interrupted")
     except RecursionError:
-        error, exit_code = InvalidInputError("the input is nested too deeply", next_step="look at what wrote it"), 2
+        error = InvalidInputError("the input is nested too deeply", next_step="look at what wrote it")
     except UnicodeError as failed:
-        text = f"text that cannot be read or written: {failed}"
-        error, exit_code = InvalidInputError(text, next_step="use UTF-8"), 2
+        error = InvalidInputError(f"text that cannot be read or written: {failed}", next_step="use UTF-8")
     except OSError as failed:
-        error, exit_code = failed, 1
+        parts = map(str, filter(None, (failed.filename, failed.strerror)))
+        error = GpufleetError(": ".join(parts) or str(failed))
     except SystemExit as ended:
         if not (as_json and isinstance(ended.code, int) and ended.code):
             raise
-        error, exit_code = GpufleetError("the answer on standard output has the reason"), ended.code
-    _fail(error, exit_code, as_json=as_json)
+        error = GpufleetError("the answer on standard output has the reason")
+        error.exit_code = ended.code
+    _fail(error, as_json=as_json)
 
 
 def _asks_for_json(words: list[str]) -> bool:
@@ -213,8 +235,8 @@ def _asks_for_json(words: list[str]) -> bool:
     return "--format=json" in own or ("--format", "json") in itertools.pairwise(own)
 
 
-def _fail(error: Exception, exit_code: int, *, as_json: bool) -> NoReturn:
+def _fail(error: GpufleetError, *, as_json: bool) -> NoReturn:
     from optimizer.commands.output import write_error  # here: only a failure waits for it
 
-    write_error(error, exit_code, as_json=as_json)
-    sys.exit(exit_code)
+    write_error(error, as_json=as_json)
+    sys.exit(error.exit_code)

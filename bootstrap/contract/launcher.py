@@ -53,6 +53,8 @@ NO_SCRIPT = re.compile(r"(^|/)python[\d.]*$|\.sh$")
 # Word that a launcher starts its ranks by.
 PROGRAM = re.compile(rf"(.*/)?python[\d.]*$|\.{{0,2}}/|.+\.(py|pyc|pyz|sh)$|{ENDS_OPTIONS}", re.DOTALL)
 SUBSTITUTED = re.compile(r"(?:\$\(|`)\s*(?:which|command -v)\s+([\w./-]+)\s*[)`]")
+# Variables that the nodes replace in a program's words.
+EXPANDED = re.compile(r"\$\{(GPUFLEET_\w+|MASTER_ADDR|MASTER_PORT)\}")
 SCRIPT = re.compile(r".+\.(py|pyc|pyz|sh)", re.DOTALL)
 
 

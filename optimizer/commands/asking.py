@@ -16,16 +16,15 @@ from optimizer.contract.errors import GpufleetError, InvalidInputError
 _DRY_RUN = "optimizer.commands.asking.dry_run"
 
 
-def dry_run_option(function: F) -> F:
-    """Add ``--dry-run``: the command only reads, until ``confirm`` or ``end_dry_run`` ends it."""
-    return click.option(
-        "--dry-run",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=lambda context, _, is_given: context.meta.update({_DRY_RUN: is_given}),
-        help="Say what it would do, and change nothing.",
-    )(function)
+# The command only reads, until ``confirm`` or ``end_dry_run`` ends it.
+dry_run_option = click.option(
+    "--dry-run",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, is_given: context.meta.update({_DRY_RUN: is_given}),
+    help="Say what it would do, and change nothing.",
+)
 
 
 def consent_options(function: F) -> F:
@@ -59,13 +58,14 @@ def choose_folder(directory: Path) -> Path:
 
 
 def require_terminal(*, why: str, next_step: str) -> None:
-    """Raise InvalidInputError where nobody can be asked; a dry run asks nothing."""
-    if not (is_dry_run() or sys.stdin.isatty()):
+    """Raise InvalidInputError where nobody can be asked."""
+    if not sys.stdin.isatty():
         raise InvalidInputError("nobody can be asked: standard input is no terminal", why=why, next_step=next_step)
 
 
-def confirm(question: str, *, nothing_was: str, next_step: str = "") -> None:
-    """Ask; raise GpufleetError where the answer is no, and end a dry run."""
+def confirm(question: str, *, why: str, again: str, nothing_was: str, next_step: str = "") -> None:
+    """Ask, where somebody can be asked; raise GpufleetError where the answer is no, and end a dry run."""
     end_dry_run(f"{question} Not asked; nothing was {nothing_was}")
+    require_terminal(why=why, next_step=f"{again} --yes")
     if not click.confirm(question, err=True):
         raise GpufleetError(f"not confirmed; nothing was {nothing_was}", next_step=next_step)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -20,7 +20,7 @@ from optimizer.aws.blocks import Offering, Search
 from optimizer.catalog import load
 from optimizer.commands.asking import dry_run_option, is_dry_run, require_terminal
 from optimizer.commands.long_help import LongCommand
-from optimizer.commands.options import WholeSentences, plan_arguments, read_plan_argument
+from optimizer.commands.options import F, WholeSentences, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, say, write_rows
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import GpufleetError, InvalidInputError, NothingFeasibleError
@@ -29,7 +29,6 @@ from optimizer.contract.plan import FleetPlan, usable_hours
 # Days of a calendar. A block starts up to eight weeks ahead:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-blocks.html
 CALENDAR, MOST_AHEAD = timedelta(days=60), timedelta(weeks=8)
-F = TypeVar("F", bound=Callable[..., Any])
 region_option = click.option("--region", metavar="REGION", help="Region.  [default: PLAN's]")
 
 # Published: programs read these names, in this order; further ones go to the end.

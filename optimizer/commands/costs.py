@@ -51,6 +51,7 @@ Example:
 @click.option(
     "--since",
     type=click.DateTime(["%Y-%m-%d"]),
+    metavar="DATE",
     help="First day, UTC.  [default: the day the run began, or 30 days ago]",
 )
 @format_option

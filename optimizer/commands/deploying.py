@@ -13,6 +13,7 @@ import click
 
 from bootstrap.contract.state import ENDED, ControllerState
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
+from optimizer.commands import stack_file
 from optimizer.commands.asking import is_dry_run
 from optimizer.commands.options import stack_path
 from optimizer.commands.output import say
@@ -20,7 +21,6 @@ from optimizer.commands.preflight import check, count_levels, write_findings
 from optimizer.commands.pulumi_engine import carry_out
 from optimizer.commands.recommend import command as recommend
 from optimizer.commands.stack import put_plan
-from optimizer.commands.stack_file import WHEELS_KEY, change_stack_file, follow_policy, read_stack, resolve_names
 from optimizer.commands.status import live
 from optimizer.commands.status.reading import Reading, read
 from optimizer.commands.wheels import pack_wheels
@@ -38,7 +38,7 @@ def run_recommend(request: str, answer: Path, *flags: str) -> str:
     is_kept = is_dry_run() or os.environ.get(DIRECTORY_VARIABLE)
     refresh = ["--refresh"] if "spot" in wanted.constraints.purchase_options and not is_kept else []
     arguments = [request, "--save", str(answer), *refresh, *flags]
-    with recommend.make_context("recommend", arguments, parent=click.get_current_context()) as context:
+    with recommend.make_context("recommend", arguments, parent=click.get_current_context().find_root()) as context:
         recommend.invoke(context)
     return str(answer)
 
@@ -53,10 +53,11 @@ def deploy(
     accept_stale_prices: bool,
 ) -> None:
     """Write ``config`` and the plan into the stack's configuration, check the account, and run ``pulumi up``."""
+    stack_file.caller_of(plan.region)  # before anything is written, or gigabytes of packages are downloaded
     if config:
-        change_stack_file(stack_path(directory, stack), config)
+        stack_file.change_stack_file(stack_path(directory, stack), config)
     put_plan(plan, stack, directory, accept_stale_prices=accept_stale_prices)
-    if WHEELS_KEY not in (file := read_stack(stack, directory)).config:
+    if stack_file.WHEELS_KEY not in (file := stack_file.read_stack(stack, directory)).config:
         pack_wheels(file)
     findings = check(plan, stack, directory)
     write_findings([finding for finding in findings if finding.level != "ok"])
@@ -85,14 +86,14 @@ def follow_run(
     if not follow:
         say(f"the controller starts the nodes within a minute: gpufleet status --stack {stack} --watch 60")
         return False
-    file, since = read_stack(stack, directory), datetime.now(UTC)
-    names = resolve_names(file)
+    file, since = stack_file.read_stack(stack, directory), datetime.now(UTC)
+    names = stack_file.resolve_names(file)
 
     def ended(reading: Reading) -> bool:
         state = reading.state
         return state is not None and state.updated_at > since and (state.phase in ENDED or leaves(state))
 
-    plan = follow_policy(file.plan, file.config)
+    plan = stack_file.follow_policy(file.plan, file.config)
     try:
         state = live.watch(plan, lambda: read(names, datetime.now(UTC)), live.POLL_S, ended=ended).state
     except KeyboardInterrupt:

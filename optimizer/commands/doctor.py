@@ -55,7 +55,14 @@ def command(output_format: str) -> None:
 
     State is ok, old (older than the data is good for) or missing. Nothing is sent.
     """
-    rows = [*_list_installed(), *_list_data(), _describe_calibration(), _describe_credentials()]
+    shipped = calibration.load()
+    runs = _row(
+        "calibration",
+        f"{shipped.rows} measured runs, {shipped.as_of}",
+        "gpufleet calibrate RUNS.csv --out FILE: your own runs",
+        age_days=ttl.age_days(shipped.as_of),
+    )
+    rows = [*_list_installed(), *_list_data(), runs, _describe_credentials()]
     write_rows(rows, COLUMNS, output_format, spare=("good_for_days",))
 
 
@@ -110,13 +117,6 @@ def _list_data() -> Iterator[dict[str, Any]]:
         dates = f"{oldest.as_of} to {max(source.newest for source in sources)}"
         age, state = ttl.age_days(oldest.as_of), "old" if any(map(ttl.is_old, sources)) else "ok"
         yield _row(name, dates, _NEXT.get(name, _NEW_VERSION), state=state, age_days=age, good_for_days=limit)
-
-
-def _describe_calibration() -> dict[str, Any]:
-    shipped = calibration.load()
-    next_step = "gpufleet calibrate RUNS.csv --out FILE: your own runs"
-    found = f"{shipped.rows} measured runs, {shipped.as_of}"
-    return _row("calibration", found, next_step, age_days=ttl.age_days(shipped.as_of))
 
 
 def _describe_credentials() -> dict[str, Any]:

@@ -15,9 +15,9 @@ from infra.naming import Names
 from infra.settings import read_shared_ceiling
 from optimizer.aws import clients, control, errors
 from optimizer.aws.actuals import read_groups
-from optimizer.commands.asking import confirm, consent_options, require_terminal
+from optimizer.commands.asking import confirm, consent_options
 from optimizer.commands.move import others_of_job
-from optimizer.commands.options import one_stack_options
+from optimizer.commands.options import one_stack_options, repeat_command
 from optimizer.commands.output import say
 from optimizer.commands.pulumi_engine import deletes_checkpoints, require_pulumi, take_down
 from optimizer.commands.stack_file import StackFile, read_asked, read_stack, resolve_names
@@ -62,7 +62,11 @@ def command(stack: str | None, directory: Path, everywhere: bool, yes: bool, sav
         if shared := read_shared_ceiling(str(stack_file.config.get("gpufleet:sharedCeiling", ""))):
             _end_rows(stack_file, shared)
         if moved_to is not None:
-            _end_spend(stack_file.stack, moved_to)
+            to, ended = moved_to.stack, stack_file.stack
+            with errors.explained(f"stack {to} still counts the cost of {ended}: its bucket cannot be written"):
+                s3 = clients.s3(moved_to.region)
+                control.end_spend(s3, moved_to.bucket, moved_to.control_prefix, stack=ended, now=datetime.now(UTC))
+            say(f"the meter of stack {to} counts nothing more of {ended}")
 
 
 def _count_nodes(file: StackFile, *, save: bool) -> int:
@@ -81,8 +85,6 @@ def _count_nodes(file: StackFile, *, save: bool) -> int:
 
 def _ask(files: Sequence[StackFile], directory: Path, running: Mapping[str, int], *, save: bool) -> None:
     stack = files[-1].stack
-    again = f"gpufleet down --stack {stack}{' --everywhere' * (len(files) > 1)} --yes"
-    require_terminal(why="the fleet's resources are deleted", next_step=again)
     for file in files:
         count = running[file.stack]
         saves = "save a checkpoint and " if save else ""
@@ -91,6 +93,8 @@ def _ask(files: Sequence[StackFile], directory: Path, running: Mapping[str, int]
         say(f"stack {file.stack} in {file.plan.region}: {nodes}; {kept}")
     confirm(
         "Destroy it?" if len(files) == 1 else "Destroy them?",
+        why="the fleet's resources are deleted",
+        again=repeat_command({"stack": ["--stack", stack]}),
         nothing_was="changed",
         next_step=f"gpufleet status --stack {stack}",
     )
@@ -111,13 +115,6 @@ def _follow_moves(file: StackFile, directory: Path) -> Names | None:
         seen.add(request.moved_to)
         file = read_stack(request.moved_to, directory)
         found = resolve_names(file)
-
-
-def _end_spend(stack: str, names: Names) -> None:
-    with errors.explained(f"stack {names.stack} still counts the cost of {stack}: its bucket cannot be written"):
-        s3, now = clients.s3(names.region), datetime.now(UTC)
-        control.end_spend(s3, names.bucket, names.control_prefix, stack=stack, now=now)
-    say(f"the meter of stack {names.stack} counts nothing more of {stack}")
 
 
 def _end_rows(file: StackFile, shared: SharedCeiling) -> None:

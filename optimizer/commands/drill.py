@@ -13,7 +13,7 @@ from bootstrap.contract.state import ENDED, ControllerState
 from bootstrap.contract.words import counted
 from infra.naming import Names
 from optimizer.aws import clients, control, errors, training
-from optimizer.commands.asking import confirm, consent_options, require_terminal
+from optimizer.commands.asking import confirm, consent_options
 from optimizer.commands.options import Hours, one_stack_options
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
@@ -55,11 +55,9 @@ def command(rank: str, stack: str | None, directory: Path, yes: bool, timeout: f
     key = node_id(names, rank)
     lifecycle, step, lines = _check(names, key)
     if not yes:
-        require_terminal(why="the run is interrupted", next_step=f"gpufleet drill {rank} --stack {names.stack} --yes")
-        confirm(
-            f"Interrupt {key} ({lifecycle}) of stack {names.stack}, which has saved step {step}?",
-            nothing_was="interrupted",
-        )
+        question = f"Interrupt {key} ({lifecycle}) of stack {names.stack}, which has saved step {step}?"
+        again = f"gpufleet drill {rank} --stack {names.stack}"
+        confirm(question, why="the run is interrupted", again=again, nothing_was="interrupted")
         # The run may have ended, or a real interruption begun, while a person read.
         lifecycle, _, lines = _check(names, key)
     sent_at = datetime.now(UTC)

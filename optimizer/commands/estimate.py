@@ -16,7 +16,7 @@ from bootstrap.contract.words import counted
 from optimizer.catalog import load
 from optimizer.catalog.gpus import gpu_table
 from optimizer.commands.long_help import FurtherOption, LongCommand
-from optimizer.commands.options import F, OutputFile
+from optimizer.commands.options import F, OutputFile, is_given
 from optimizer.commands.output import (
     format_option,
     say,
@@ -80,7 +80,7 @@ Presets: {", ".join(presets())}.""",
 @_count_option("--context", "Context-parallel ranks.", cls=FurtherOption)
 @_count_option("--expert", "Data-parallel ranks that share a mixture's experts.", cls=FurtherOption)
 @_count_option("--virtual-stages", "Chunks of a pipeline stage (interleaved).", cls=FurtherOption)
-@click.option("--activation-checkpointing", type=click.Choice(CHECKPOINTINGS), default="none", show_default=True)
+@click.option("--activation-checkpointing", type=click.Choice(CHECKPOINTINGS), default="none", help="[default: none]")
 @click.option(
     "--batch",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
@@ -92,10 +92,7 @@ Presets: {", ".join(presets())}.""",
 )
 @calibration_option
 @format_option
-@click.pass_context
 def command(
-    ctx: click.Context,
-    /,
     output_format: str,
     calibration: Path | None,
     batch: Path | None,
@@ -110,9 +107,9 @@ def command(
     where --seq-len is left out, or as many as the model takes.
     """
     if batch is not None:
-        for name in filter(lambda name: _given(ctx, name), options):
+        for name in filter(is_given, options):
             raise click.UsageError(f"--batch reads everything from its columns, not from --{name.replace('_', '-')}")
-        if output_format == "table" and _given(ctx, "output_format"):
+        if output_format == "table" and is_given("output_format"):
             raise click.UsageError("--batch writes csv or json, no table for the screen")
         _estimate_table(batch, out, chosen_calibration(calibration), as_json=output_format == "json")
         return
@@ -134,10 +131,6 @@ def command(
     if result["measured_rows"] == 0:
         calibrate = "gpufleet calibrate RUNS.csv --out FILE, then --calibration FILE"
         say(f"truer: {calibrate}: no run like it on this GPU was measured", err=True)
-
-
-def _given(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _read_setup(flags: Mapping[str, Any]) -> tuple[Case, str]:

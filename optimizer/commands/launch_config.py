@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import walk_tree
 
 from optimizer.commands.long_help import FurtherOption, LongCommand
-from optimizer.commands.options import OutputFile, plan_arguments, read_plan_argument
+from optimizer.commands.options import OutputFile, is_given, plan_arguments, read_plan_argument
 from optimizer.commands.output import write_file, write_notes
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.plan import FleetPlan
@@ -55,10 +54,7 @@ Example:
     "--karpenter", metavar="CLUSTER", help="Also print an EC2NodeClass and a NodePool for this EKS cluster's Karpenter."
 )
 @_kubernetes_option("--kms-key", metavar="ARN", help="Key of the volumes of Karpenter's nodes.")
-@click.pass_context
 def command(
-    ctx: click.Context,
-    /,
     plan: str,
     plan_number: int,
     command_words: tuple[str, ...],
@@ -81,7 +77,7 @@ def command(
     if engine == KUBERNETES:
         text, lines = _write_manifests(chosen, command_words, **options)
     else:
-        given = [name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        given = list(filter(is_given, options))
         if given or command_words:
             words = f"--{given[0].replace('_', '-')}" if given else " ".join(command_words)
             raise click.UsageError(f"{words} goes with --engine {KUBERNETES}")

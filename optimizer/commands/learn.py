@@ -75,7 +75,7 @@ def learn(stack: str | None, directory: Path, output_format: str) -> None:
         next_step = "use the version of gpufleet that the stack was deployed with"
         raise GpufleetError(f"{place}: {error}", next_step=next_step) from error
     except OSError as error:
-        raise GpufleetError(f"{path} cannot be written: {error}", next_step="set XDG_CACHE_HOME") from error
+        raise GpufleetError(f"{path} cannot be written: {error.strerror}", next_step="set XDG_CACHE_HOME") from error
     catalog = load()
     write_notes(catalog.notes)
     rows = pool_rows(catalog, [pool for pool in read_learned(path).pools() if pool.stack == file.stack])

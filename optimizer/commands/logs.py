@@ -28,7 +28,7 @@ Example:
 )
 @one_stack_options
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
-@click.option("--rank", type=click.IntRange(min=0), help="One process of the training: its GPU's rank (RANK).")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="One process: its GPU's rank (RANK).")
 @click.option("--node", metavar="NODE", help="One node: its rank, or its instance id where it is gone.")
 @click.option("--since", type=Hours(), default="1h", show_default=True, help="How far back (30min, 2h, 3d).")
 def command(

@@ -136,7 +136,8 @@ async def call(tool: str, arguments: Mapping[str, Any]) -> tuple[list[str], bool
                 if process.returncode is None:  # the call was cancelled
                     process.kill()
     except (GpufleetError, OSError, ValueError) as error:  # also text that no command line can hold
-        return [json.dumps({"error": describe_error(error, getattr(error, "exit_code", 2))})], True
+        refused = error if isinstance(error, GpufleetError) else InvalidInputError(str(error))
+        return [json.dumps({"error": describe_error(refused)})], True
     if tool == "recommend" and out:
         answer = json.loads(out)
         answer = {key: answer[key] for key in answer if key not in ("pareto", "candidates")}

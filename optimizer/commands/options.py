@@ -47,6 +47,8 @@ class Hours(click.ParamType[float]):
 class FiniteRange(click.FloatRange):
     """A number within bounds; click's own takes nan, which is within any."""
 
+    name = "number"  # in click's messages
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number, or fail with the usage."""
         number = float(super().convert(value, param, ctx))
@@ -70,26 +72,33 @@ class OutputFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path, or raise an InvalidInputError."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        places = (path.resolve(), *path.resolve().parents)
-        place = next(place for place in places if place.exists())
-        is_usable = os.access(place, os.W_OK) and (place == places[0] or place.is_dir())
-        if str(path) == "-" or (is_usable and (self.is_folder or place in places[:2])):
+        whole = Path(os.path.realpath(path))  # Path.resolve fails in a loop of links, which stays a link here
+        place = next(place for place in (whole, *whole.parents) if place.exists())
+        is_file = place == whole and not self.is_folder
+        is_usable = os.access(place, os.W_OK) and place.is_dir() != is_file and not whole.is_symlink()
+        if str(path) == "-" or (is_usable and (self.is_folder or place in (whole, whole.parent))):
             return path
         raise InvalidInputError(
             f"{param.opts[0] if param else 'the output'} {path} cannot be written",
-            why=f"{path.resolve().parent} is missing, no folder, or not yours to write to",
+            why=f"it is of another kind, or {whole.parent} is missing, no folder, or not yours to write to",
             next_step="name another place",
         )
 
 
 def repeat_command(flags: Mapping[str, Sequence[str]]) -> str:
-    """Return the running command as it was typed, with ``flags`` (words by parameter) in place of its own."""
+    """Return the running command as it was typed, with ``flags`` (words by parameter) in place of its own.
+
+    An argument has its value alone.
+    """
     context = click.get_current_context()
-    words = ["gpufleet", str(context.info_name)]
+    words, flags = ["gpufleet", *context.command_path.split()[1:]], dict(flags)
     for parameter in context.command.params:
         name = str(parameter.name)
-        value = context.params.get(name)
-        if name in flags or value is None or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+        value = context.params.get(name, None if parameter.expose_value else True)  # --dry-run
+        if isinstance(parameter, click.Argument) and name in flags:
+            words.append(flags.pop(name)[-1])
+            continue
+        if name in flags or value is None or not is_given(name):
             continue
         if isinstance(parameter, click.Argument):
             words.append(str(value))
@@ -103,16 +112,33 @@ def repeat_command(flags: Mapping[str, Sequence[str]]) -> str:
     return shlex.join([*words, *(word for given in flags.values() for word in given)])
 
 
-def plan_number_option(function: F) -> F:
-    """Add ``--plan``, passed to the command as ``plan_number``."""
-    return click.option(
-        "--plan",
-        "plan_number",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Number of the plan in PLAN.",
-    )(function)
+# Passed as ``plan_number``.
+plan_number_option = click.option(
+    "--plan",
+    "plan_number",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Number of the plan in PLAN.",
+)
+directory_option = click.option(
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    help="Folder of Pulumi.yaml.  [default: the current one]",
+)
+stale_option = click.option(
+    "--accept-stale-prices", is_flag=True, help="Take a plan at spot prices that are older than their limit."
+)
+follow_option = click.option(
+    "--follow/--no-follow", default=True, show_default=True, help="Follow the run until it has ended."
+)
+
+
+def is_given(name: str) -> bool:
+    """Return whether the running command line has a parameter."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def plan_arguments(function: F) -> F:
@@ -141,18 +167,6 @@ def parse_plan_argument(plan: str, parse: Callable[[str, str], T]) -> T:
         ) from error
 
 
-def config_option(function: F) -> F:
-    """Add ``--config``, passed to the command as ``config_given``: texts by key."""
-    return click.option(
-        "--config",
-        "config_given",
-        multiple=True,
-        metavar="KEY=VALUE",
-        callback=_parse_config,
-        help="A configuration key of the stack (Pulumi.yaml), lists and objects as JSON; repeatable.",
-    )(function)
-
-
 def _parse_config(_: click.Context, __: click.Parameter, entries: tuple[str, ...]) -> dict[str, str]:
     config = {}
     for entry in entries:
@@ -163,14 +177,15 @@ def _parse_config(_: click.Context, __: click.Parameter, entries: tuple[str, ...
     return config
 
 
-def directory_option(function: F) -> F:
-    """Add ``--directory``, passed to the command as ``directory``."""
-    return click.option(
-        "--directory",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=Path(),
-        help="Folder of Pulumi.yaml.  [default: the current one]",
-    )(function)
+# Passed as ``config_given``: texts by key.
+config_option = click.option(
+    "--config",
+    "config_given",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_parse_config,
+    help="A configuration key of the stack (Pulumi.yaml), lists and objects as JSON; repeatable.",
+)
 
 
 def stack_path(directory: Path, stack: str) -> Path:
@@ -182,15 +197,6 @@ def list_stacks(directory: Path) -> list[str]:
     """Return the names of the stacks that have a configuration in a folder."""
     paths = directory.glob("Pulumi.?*.yaml")
     return sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in paths)
-
-
-def run_options(function: F) -> F:
-    """Add ``--accept-stale-prices`` and ``--follow`` to a command that deploys a run."""
-    stale = click.option("--accept-stale-prices", is_flag=True, help="As of gpufleet stack set.")
-    follow = click.option(
-        "--follow/--no-follow", default=True, show_default=True, help="Follow the run until it has ended."
-    )
-    return stale(follow(function))
 
 
 def one_stack_options(function: F) -> F:

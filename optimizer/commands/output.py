@@ -12,7 +12,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import click
 from pydantic_core import to_json
@@ -22,23 +22,19 @@ from optimizer.catalog import Catalog
 from optimizer.catalog.ttl import stale_lines
 from optimizer.contract.errors import GpufleetError
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 # Columns of prose at most, and of everything where there is no terminal.
 PAGE_WIDTH = 120
 LEAST_WIDTH = 40
 
 
-def format_option(function: F) -> F:
-    """Add ``--format``, passed to the command as ``output_format``."""
-    return click.option(
-        "--format",
-        "output_format",
-        type=click.Choice(["table", "json", "csv"]),
-        default="table",
-        show_default=True,
-        help="How to print the result.",
-    )(function)
+format_option = click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["table", "json", "csv"]),
+    default="table",
+    show_default=True,
+    help="How to print the result.",
+)
 
 
 def write_truer(
@@ -77,26 +73,19 @@ def say(text: object, *, err: bool = False, indent: str = "  ") -> None:
         write_text(line, indent=" " * (len(line) - len(line.lstrip(" "))) + indent, err=err)
 
 
-def write_error(error: Exception, exit_code: int, *, as_json: bool) -> None:
+def write_error(error: GpufleetError, *, as_json: bool) -> None:
     """Print an error on standard error: as text, or as one line of JSON."""
     if as_json:
-        click.echo(json.dumps({"error": describe_error(error, exit_code)}), err=True)
+        click.echo(json.dumps({"error": describe_error(error)}), err=True)
     else:
         say(f"error: {error}", err=True)
 
 
-def describe_error(error: Exception, exit_code: int) -> dict[str, Any]:
+def describe_error(error: GpufleetError) -> dict[str, Any]:
     """Return an error as programs read it: what is unknown of it is None."""
-    document: dict[str, Any] = {"code": exit_code, "kind": type(error).__name__, "message": str(error)}
-    document |= dict.fromkeys(("value", "limit", "next"))
-    if isinstance(error, GpufleetError):
-        document["message"] = ": ".join(filter(None, (error.got, error.why)))
-        document |= {"value": error.got, "limit": error.limit or None, "next": error.next_step or None}
-    elif isinstance(error, click.ClickException):
-        context = getattr(error, "ctx", None)
-        document["message"] = error.format_message()
-        document["next"] = f"{context.command_path} --help" if context else None
-    return document
+    message = ": ".join(filter(None, (error.got, error.why)))
+    document = {"code": error.exit_code, "kind": type(error).__name__, "message": message, "value": error.got}
+    return document | {"limit": error.limit or None, "next": error.next_step or None}
 
 
 def write_json(data: Any) -> None:
@@ -121,7 +110,7 @@ def write_file(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise GpufleetError(f"{path} cannot be written: {error}", next_step="name another file") from error
+        raise GpufleetError(f"{path} cannot be written: {error.strerror}", next_step="name another file") from error
 
 
 def replace_file(path: Path, write: Callable[[IO[str]], object]) -> None:
@@ -134,7 +123,7 @@ def replace_file(path: Path, write: Callable[[IO[str]], object]) -> None:
         temporary.chmod(path.stat().st_mode if path.exists() else 0o644)
         temporary.replace(path)
     except OSError as error:
-        raise GpufleetError(f"{path} cannot be written: {error}") from error
+        raise GpufleetError(f"{path} cannot be written: {error.strerror}") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

@@ -104,11 +104,15 @@ def _print(profile: ModuleProfile) -> None:
     )
     active = profile.total_parameters - profile.idle_parameters
     types += f"; {active:,} active for a token" if profile.idle_parameters else ""
+    blocks = "none found: nothing to checkpoint, and FSDP gathers the module whole"
+    if of := profile.blocks:
+        largest = f"the largest of {of.largest_parameters:,} parameters"
+        blocks = f"{of.count} x {' and '.join(of.class_names)}, {largest}"
     forward, backward = profile.forward_flops, profile.backward_flops
     write_text(
         f"{profile.name}: {profile.module_class}, {profile.total_parameters:,} parameters ({types}), "
         f"{profile.parameter_bytes / 2**30:.3f} GiB\n"
-        f"repeated blocks: {_blocks(profile)}\n"
+        f"repeated blocks: {blocks}\n"
     )
     write_table(
         [
@@ -128,12 +132,3 @@ def _print(profile: ModuleProfile) -> None:
     )
     if profile.uncounted_operators:
         write_text(f"\nFLOPs are missing for: {', '.join(profile.uncounted_operators)}", err=True)
-
-
-def _blocks(profile: ModuleProfile) -> str:
-    if profile.blocks is None:
-        return "none found: nothing to checkpoint, and FSDP gathers the module whole"
-    blocks = profile.blocks
-    return (
-        f"{blocks.count} x {' and '.join(blocks.class_names)}, the largest of {blocks.largest_parameters:,} parameters"
-    )

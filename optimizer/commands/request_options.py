@@ -76,14 +76,12 @@ def field_options(*names: str) -> Callable[[F], F]:
     return add
 
 
-def calibration_option(function: F) -> F:
-    """Add ``--calibration``, passed to the command as ``calibration``: a path or None."""
-    return click.option(
-        "--calibration",
-        cls=FurtherOption,
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="Calibration file of gpufleet calibrate.  [default: the shipped calibration]",
-    )(function)
+calibration_option = click.option(
+    "--calibration",
+    cls=FurtherOption,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Calibration file of gpufleet calibrate.  [default: the shipped calibration]",
+)
 
 
 def chosen_calibration(path: Path | None) -> Calibration:

@@ -19,6 +19,12 @@ from optimizer.commands.stack_file import read_asked, read_stack, read_state, re
 from optimizer.commands.stop import ask
 from optimizer.contract.errors import DataMissingError, GpufleetError
 
+# Without it no node starts, by phase.
+_NEEDED = {
+    "over-budget": "`pulumi config set gpufleet:ceilingUsd USD && pulumi up`",
+    "block-ended": "a new plan: gpufleet stack set PLAN, pulumi up",
+}
+
 
 @click.command(
     epilog="""\b
@@ -53,14 +59,8 @@ def command(stack: str | None, directory: Path) -> None:
             f"note: the controller {last}, and nothing starts without it; `pulumi up --stack {stack}` puts it back",
             err=True,
         )
-    elif state.phase == "over-budget":
-        say(
-            f"note: {state.spent_usd:,.2f} USD are spent of a ceiling of {state.ceiling_usd or 0:,.2f}: no node starts "
-            "until `pulumi config set gpufleet:ceilingUsd USD && pulumi up`",
-            err=True,
-        )
-    elif state.phase == "block-ended":
-        say("note: the Capacity Block has ended; nodes need a new plan (gpufleet stack set, pulumi up)", err=True)
+    elif needed := _NEEDED.get(state.phase):
+        say(f"note: the stack is {state.phase}, with {state.spent_usd:,.2f} USD spent; first {needed}", err=True)
 
 
 def let_run(names: Names, **move: Any) -> bool:

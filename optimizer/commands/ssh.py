@@ -27,8 +27,8 @@ Example:
 )
 @click.argument("rank")
 @one_stack_options
-@click.option("--port", type=PORT, help="Make this port of the node one of this machine instead, until Ctrl-C.")
-@click.option("--local-port", type=PORT, help="Port of this machine.  [default: that of --port]")
+@click.option("--port", type=PORT, metavar="PORT", help="Make this port of the node one of this machine, until Ctrl-C.")
+@click.option("--local-port", type=PORT, metavar="PORT", help="Port of this machine.  [default: that of --port]")
 def command(rank: str, stack: str | None, directory: Path, port: int | None, local_port: int | None) -> None:
     """Open a shell on the node with this RANK, or on an instance id.
 

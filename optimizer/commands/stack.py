@@ -14,8 +14,8 @@ from infra.refusals import plan_refusals
 from infra.settings import ConfigError
 from optimizer.aws import errors, images
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
+from optimizer.commands import options
 from optimizer.commands.drill import command as drill
-from optimizer.commands.options import WholeSentences, directory_option, plan_arguments, read_plan_argument, stack_path
 from optimizer.commands.output import say
 from optimizer.commands.policy import command as policy
 from optimizer.commands.progress import patience
@@ -36,7 +36,7 @@ from optimizer.economics.policy_outlook import price_policies
 from optimizer.training_code import describe_demands
 
 
-@click.group(cls=WholeSentences)
+@click.group(cls=options.WholeSentences)
 def command() -> None:
     """Hand a plan to a Pulumi stack, pack its wheels, print the permissions it takes, drill an interruption."""
 
@@ -55,10 +55,10 @@ Example:
   gpufleet recommend request.yaml --format json | gpufleet stack set - --stack dev --plan 2
 """,
 )
-@plan_arguments
+@options.plan_arguments
 @click.option("--stack", required=True, metavar="NAME", help="Pulumi stack; a new name makes one.")
-@directory_option
-@click.option("--accept-stale-prices", is_flag=True, help="Take a plan at spot prices that are older than their limit.")
+@options.directory_option
+@options.stale_option
 @click.option("--new-image", is_flag=True, help="Take AWS's newest image in place of the one that the stack has.")
 def set_plan(
     plan: str,
@@ -76,7 +76,7 @@ def set_plan(
     numbers must agree (docs/plans.md). Exit status 4: its spot prices are older than their limit. Needs no Pulumi CLI.
     """
     check_name(stack)
-    chosen = read_plan_argument(plan, plan_number)
+    chosen = options.read_plan_argument(plan, plan_number)
     put_plan(chosen, stack, directory, accept_stale_prices=accept_stale_prices, new_image=new_image)
     say(f"next: pulumi stack select --create {stack} && pulumi up")
 
@@ -106,7 +106,7 @@ def put_plan(
         )
     if not accept_stale_prices:
         _refuse_stale_prices(chosen)
-    path, had = stack_path(directory, stack), find_stack(stack, directory)
+    path, had = options.stack_path(directory, stack), find_stack(stack, directory)
     before = write_stack_file(path, chosen)
     say(
         f"{path}: gpufleet:plan is {chosen.fleet} training {chosen.job.model}, expected "

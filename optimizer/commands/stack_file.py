@@ -16,7 +16,7 @@ from bootstrap.contract.request import PersonRequest
 from bootstrap.contract.state import ControllerState
 from infra.naming import Names, slug
 from optimizer.aws import clients, control, errors
-from optimizer.commands.options import list_stacks, stack_path
+from optimizer.commands.options import list_stacks, repeat_command, stack_path
 from optimizer.commands.output import replace_file
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import InvalidInputError, unreadable
@@ -49,6 +49,22 @@ class StackFile:
         }
 
 
+def _load(path: Path, yaml: YAML) -> tuple[Any, dict[str, Any]]:
+    """Return a file's document and the configuration in it; a missing file has an empty one."""
+    try:
+        data: Any = (yaml.load(path) if path.exists() else None) or {}
+    except (OSError, YAMLError, UnicodeDecodeError) as error:
+        raise InvalidInputError(unreadable(path, error), next_step="repair or delete it") from error
+    config = data.setdefault("config", {}) if isinstance(data, dict) else None
+    if not isinstance(config, dict):
+        raise InvalidInputError(
+            f"{path} is not a stack's configuration",
+            limit="a mapping with a mapping named config",
+            next_step="repair or delete it",
+        )
+    return data, config
+
+
 def check_name(stack: str) -> None:
     """Raise InvalidInputError if ``stack`` is no name of a stack."""
     try:
@@ -64,6 +80,12 @@ def find_stack(stack: str, directory: Path) -> StackFile | None:
     return None
 
 
+def plan_stack(stack: str, directory: Path, plan: FleetPlan, given: Mapping[str, str]) -> StackFile:
+    """Return a stack as it would be with another plan and the configuration ``given`` over the one that it has."""
+    path = stack_path(directory, stack)
+    return StackFile(stack=stack, path=path, plan=plan, config={**_load(path, YAML(typ="safe"))[1], **given})
+
+
 def only_stack(directory: Path) -> str:
     """Return the name of the only Pulumi.NAME.yaml in a folder; InvalidInputError for none or several."""
     names = list_stacks(directory)
@@ -71,7 +93,9 @@ def only_stack(directory: Path) -> str:
         raise InvalidInputError(
             f"{directory.resolve()} has {', '.join(names) or 'no stack'}",
             limit="one stack",
-            next_step="--stack NAME" if names else "gpufleet stack set PLAN --stack NAME, or --directory FOLDER",
+            next_step=repeat_command({"stack": ["--stack", names[0]]})
+            if names
+            else "gpufleet stack set PLAN --stack NAME, or --directory FOLDER",
         )
     return names[0]
 
@@ -87,16 +111,12 @@ def read_stack(stack: str | None, directory: Path) -> StackFile:
     check_name(stack)
     path = stack_path(directory, stack)
     write_it = f"gpufleet stack set PLAN --stack {stack}"
-    try:
-        data = YAML(typ="safe").load(path)
-    except FileNotFoundError as error:
+    if not path.exists():
         raise InvalidInputError(
             f"{path} is missing", limit="the configuration of a stack", next_step=f"{write_it}, or --directory FOLDER"
-        ) from error
-    except (OSError, YAMLError, UnicodeDecodeError) as error:
-        raise InvalidInputError(unreadable(path, error), next_step="repair it") from error
-    config = data.get("config") if isinstance(data, dict) else None
-    if not isinstance(config, dict) or PLAN_KEY not in config:
+        )
+    _, config = _load(path, YAML(typ="safe"))
+    if PLAN_KEY not in config:
         raise InvalidInputError(f"{path} holds no {PLAN_KEY}", next_step=write_it)
     try:
         plan = plan_from_dict(config[PLAN_KEY], origin=f"{PLAN_KEY} of {path}", is_deployed=True)
@@ -134,18 +154,7 @@ def change_stack_file(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 120
-    try:
-        data: Any = yaml.load(path) if path.exists() else None
-    except (OSError, YAMLError, UnicodeDecodeError) as error:
-        raise InvalidInputError(unreadable(path, error), next_step="repair or delete it") from error
-    data = {} if data is None else data
-    config = data.setdefault("config", {}) if isinstance(data, dict) else None
-    if not isinstance(config, dict):
-        raise InvalidInputError(
-            f"{path} is not a stack's configuration",
-            limit="a mapping with a mapping named config",
-            next_step="repair it",
-        )
+    data, config = _load(path, yaml)
     before = dict(config)
     for key, value in changes.items():
         if value is not None:

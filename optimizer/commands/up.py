@@ -11,15 +11,15 @@ import click
 
 from optimizer.catalog import load
 from optimizer.commands import options, stack_file
-from optimizer.commands.asking import choose_folder, confirm, consent_options, require_terminal
+from optimizer.commands.asking import choose_folder, confirm, consent_options
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.long_help import LongCommand
 from optimizer.commands.move.regions import Walk
 from optimizer.commands.output import say
+from optimizer.commands.preflight import read_settings
 from optimizer.commands.pulumi_engine import require_pulumi
 from optimizer.commands.resume import command as resume
 from optimizer.contract.errors import InvalidInputError
-from optimizer.contract.plan import FleetPlan
 
 FIRST_STACK = "dev"
 
@@ -43,7 +43,8 @@ Example:
 @options.directory_option
 @options.config_option
 @consent_options
-@options.run_options
+@options.stale_option
+@options.follow_option
 def command(
     source: str,
     plan_number: int,
@@ -88,7 +89,7 @@ def command(
             base=base, request=source, regions=given, directory=directory, config=config_given, again=again,
             accept_stale_prices=accept_stale_prices,
         )  # fmt: skip
-        file = walk.begin(lambda plan, name: None if yes else _ask(plan, name, again))
+        file = walk.begin(lambda place: None if yes else _ask(place, again))
         if follow:
             walk.follow(file)
         else:
@@ -99,9 +100,10 @@ def command(
     plans = source if _is_plan(source) else run_recommend(source, choose_folder(directory) / f"plans.{name}.json")
     plan = options.read_plan_argument(plans, plan_number)
     again = shlex.join(["gpufleet", "up", plans, "--stack", name, *(["--plan", str(plan_number)] * (plan_number > 1))])
+    place = stack_file.plan_stack(name, directory, plan, config_given)
+    read_settings(place)
     if not yes:
-        kept = stack_file.find_stack(name, directory)
-        _ask(stack_file.follow_policy(plan, {**(kept.config if kept else {}), **config_given}), name, again)
+        _ask(place, again)
     deploy(plan, name, directory, again, config=config_given, accept_stale_prices=accept_stale_prices)
     _resume_stopped(name, directory)
     follow_run(name, directory, follow=follow)
@@ -117,16 +119,17 @@ def _is_plan(source: str) -> bool:
     return False
 
 
-def _ask(plan: FleetPlan, stack: str, again: str) -> None:
-    require_terminal(why="nodes cost money from their first minute", next_step=f"{again} --yes")
+def _ask(place: stack_file.StackFile, again: str) -> None:
+    plan = stack_file.follow_policy(place.plan, place.config)
     limit = f", at most {plan.job.budget_usd:,.2f}" if plan.job.budget_usd else ""
     planned = plan.spot_policy or plan
     say(
-        f"\nstack {stack}: {plan.fleet} in {plan.region} for {plan.job.model}, expected "
+        f"\nstack {place.stack}: {plan.fleet} in {plan.region} for {plan.job.model}, expected "
         f"{planned.hours.expected:,.1f} h and {planned.cost_usd.expected:,.2f} USD "
         f"(95th percentile {planned.hours.p95:,.1f} h, {planned.cost_usd.p95:,.2f} USD){limit}"
     )
-    confirm("Stand it up?", nothing_was="created", next_step=f"{again} takes the same plan")
+    why, takes = "nodes cost money from their first minute", f"{again} takes the same plan"
+    confirm("Stand it up?", why=why, again=again, nothing_was="created", next_step=takes)
 
 
 def _resume_stopped(stack: str, directory: Path) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from infra.configuration import load
 from infra.images import brings_torch
-from infra.offline.preview import stand_in
 from infra.settings import ConfigError
 from infra.wheels import Wanted, pack, wheels_needed
 from optimizer.commands.options import one_stack_options
 from optimizer.commands.output import say
+from optimizer.commands.preflight import read_settings
 from optimizer.commands.stack_file import WHEELS_KEY, StackFile, change_stack_file, read_stack
 from optimizer.contract.errors import GpufleetError, InvalidInputError
 
@@ -44,17 +44,17 @@ def command(stack: str | None, directory: Path, force: bool) -> None:
 def pack_wheels(file: StackFile, *, force: bool = False) -> bool:
     """Pack and name the archive; False where the stack's nodes need none."""
     # The archive of before may not suit the plan of now.
-    config = {key: text for key, text in file.config_texts.items() if key != WHEELS_KEY}
-    stand_in(file.plan, stack=file.stack, config=config)
+    settings = read_settings(replace(file, config={**file.config, WHEELS_KEY: ""}))
+    image_torch, own = brings_torch(settings), settings.requirements
+    if not (force or wheels_needed(settings, image_torch=image_torch)):
+        return False
+    wanted = Wanted(
+        image_torch=image_torch,
+        cpu_architecture=file.plan.node.cpu_architecture,
+        own=own and file.path.parent / own,
+    )
+    out = file.path.with_name(f"wheels-{file.stack}.tar")
     try:
-        settings = load(starts_nodes=False)
-        image_torch = brings_torch(settings)
-        if not (force or wheels_needed(settings, image_torch=image_torch)):
-            return False
-        wanted = Wanted(
-            image_torch=image_torch, cpu_architecture=file.plan.node.cpu_architecture, own=settings.requirements
-        )
-        out = file.path.with_name(f"wheels-{file.stack}.tar")
         pack(wanted, out)
     except ConfigError as error:
         raise InvalidInputError(str(error)) from error

@@ -141,16 +141,14 @@ def cost_against_time(answer: ReportAnswer, sizes: tuple[int, int], run: Run | N
 
 
 def loss_by_step(run: Run, sizes: tuple[int, int]) -> dict[str, Any]:
-    """Specify the chart of the loss."""
-    x, y = _plain("step", "step", sizes[0] // 90), _plain("loss", "loss", 5) | {"scale": {"zero": False}}
+    """Specify the chart of the loss, on linear axes."""
+    encoding: dict[str, Any] = {}
+    for axis, field, ticks in (("x", "step", sizes[0] // 90), ("y", "loss", 5)):
+        label = {"labelExpr": _PLAIN_LABEL, "tickCount": ticks}
+        encoding[axis] = {"field": field, "type": "quantitative", "title": field, "axis": label}
+    encoding["y"]["scale"] = {"zero": False}
     line = {"type": "line", "stroke": "var(--accent)", "strokeWidth": 1.75}
-    return _chart(list(run.losses), [{"mark": line, "encoding": {"x": x, "y": y}}], sizes)
-
-
-def _plain(field: str, title: str, ticks: int) -> dict[str, Any]:
-    """Specify a linear axis."""
-    axis = {"labelExpr": _PLAIN_LABEL, "tickCount": ticks}
-    return {"field": field, "type": "quantitative", "title": title, "axis": axis}
+    return _chart(list(run.losses), [{"mark": line, "encoding": encoding}], sizes)
 
 
 def _chart(rows: list[Any], layers: list[dict[str, Any]], sizes: tuple[int, int]) -> dict[str, Any]:

@@ -29,30 +29,6 @@ def render(answer: ReportAnswer, *, now: datetime, run: Run | None = None) -> st
     if run is not None and len(run.losses) > 1:
         drawn["loss"] = {name: charts.loss_by_step(run, size) for name, size in charts.SMALL_SIZES.items()}
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
-    return (
-        _environment(now.date())
-        .get_template("page.html.j2")
-        .render(
-            plan=plan,
-            run=run,
-            demands=describe_demands(plan),
-            answer=answer,
-            facts=facts,
-            usd=usd,
-            hours=hours,
-            now=now,
-            charts={
-                name: {size: Markup(charts.draw(chart)) for size, chart in sizes.items()}  # noqa: S704 - Vega escapes
-                for name, sizes in drawn.items()
-            },
-            style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
-            script=Markup(script),  # noqa: S704 - our own file
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        )
-    )
-
-
-def _environment(today: date) -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -61,8 +37,24 @@ def _environment(today: date) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"usd": usd, "price": price, "hours": hours, "number": short, "count": count}
-    environment.filters |= {"counted": counted, "age": lambda as_of: age(as_of, today)}
-    return environment
+    environment.filters |= {"counted": counted, "age": lambda as_of: age(as_of, now.date())}
+    return environment.get_template("page.html.j2").render(
+        plan=plan,
+        run=run,
+        demands=describe_demands(plan),
+        answer=answer,
+        facts=facts,
+        usd=usd,
+        hours=hours,
+        now=now,
+        charts={
+            name: {size: Markup(charts.draw(chart)) for size, chart in sizes.items()}  # noqa: S704 - Vega escapes
+            for name, sizes in drawn.items()
+        },
+        style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
 
 
 def usd(value: float) -> str:

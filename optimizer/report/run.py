@@ -13,9 +13,6 @@ from bootstrap.contract.ledger import CATEGORIES, Summary, in_order, read_lines,
 # Marks of one line of a chart.
 MOST_POINTS = 400
 
-# Rows of predicted against actual that a report reads itself: hours, and dollars of the controller's meter.
-_HOURS, _METER = "hours", "cost so far"
-
 # Categories of the ledger, in a reader's words.
 CATEGORY_WORDS = {
     "useful": "training that was kept",
@@ -60,13 +57,13 @@ class Run:
     @property
     def hours(self) -> float | None:
         """Hours since the run began, by the controller or by the ledger; until its end where it has ended."""
-        return self._find_actual(_HOURS, self.summary.wall_seconds / 3600 if self.summary else None)
+        return self._find_actual("hours", self.summary.wall_seconds / 3600 if self.summary else None)
 
     @property
     def usd(self) -> float | None:
         """USD so far, by the controller's meter or by the ledger."""
         usd = self.summary.usd if self.summary else None
-        return self._find_actual(_METER, sum(usd.values()) if usd else None)
+        return self._find_actual("cost so far", sum(usd.values()) if usd else None)
 
     def _find_actual(self, measure: str, by_ledger: float | None) -> float | None:
         known = (row["actual"] for row in self.measures if row["measure"] == measure and row["actual"] is not None)

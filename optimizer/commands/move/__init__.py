@@ -26,10 +26,11 @@ from optimizer.aws import clients, errors
 from optimizer.catalog import load
 from optimizer.catalog.region_transfer import transfer_usd
 from optimizer.commands import options
-from optimizer.commands.asking import choose_folder, confirm, consent_options, end_dry_run, require_terminal
+from optimizer.commands.asking import choose_folder, confirm, consent_options, end_dry_run
 from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.move.copying import Carried, copy, find_carried
 from optimizer.commands.output import say
+from optimizer.commands.preflight import read_settings
 from optimizer.commands.progress import patience
 from optimizer.commands.pulumi_engine import require_pulumi
 from optimizer.commands.resume import let_run
@@ -72,7 +73,8 @@ Example:
 @options.plan_number_option
 @options.config_option
 @consent_options
-@options.run_options
+@options.stale_option
+@options.follow_option
 def command(
     region: str,
     stack: str | None,
@@ -118,8 +120,8 @@ def command(
             place = find_place(source, region, directory, config_given, plans=plans, plan_number=plan_number)
             say(weigh(source, place, *read_run(source)).words)
             if not yes:
-                require_terminal(why="nodes end, and the copy and the new stack cost money", next_step=f"{again} --yes")
-                confirm("Move it?", nothing_was="changed", next_step=again)
+                why = "nodes end, and the copy and the new stack cost money"
+                confirm("Move it?", why=why, again=again, nothing_was="changed", next_step=again)
             target = stand_up(place, source, directory, again, accept_stale_prices=accept_stale_prices)
         end_dry_run(f"stack {target.stack} would take over what an interrupted move left; nothing was changed")
         hand_over(source, target, again)
@@ -274,6 +276,7 @@ def weigh(source: StackFile, place: StackFile, state: ControllerState | None, ca
 
     Raises:
         NothingFeasibleError: the ceiling does not pay for it.
+        InvalidInputError: the run is done, or the Pulumi program refuses the place.
     """
     if state and state.phase == "done":
         raise InvalidInputError(f"the run of stack {source.stack} is done", next_step="gpufleet down")
@@ -285,11 +288,7 @@ def weigh(source: StackFile, place: StackFile, state: ControllerState | None, ca
     copy_usd = transfer_usd(max(carried.gib, source.plan.job.checkpoint_gib), source.plan.region, plan.region)
     hours, usd = forecast_rest(plan, 1 - min(1.0, carried.step / plan.job.steps), left_hours=left_hours)
     usd = usd.model_copy(update={name: value + copy_usd for name, value in usd})
-    given = place.config.get("gpufleet:ceilingUsd") or 0
-    try:
-        ceiling = float(given) or plan.job.budget_usd
-    except ValueError as error:
-        raise InvalidInputError(f"gpufleet:ceilingUsd is {given}", limit="a number of USD") from error
+    ceiling = read_settings(place).ceiling_usd
     left_usd = ceiling - (state.spent_usd if state else 0.0) if ceiling else None
     words = (
         f"the rest is expected to take {hours.expected:,.1f} h and {usd.expected:,.2f} USD, {copy_usd:,.2f} "

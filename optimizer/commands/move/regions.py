@@ -23,8 +23,9 @@ from optimizer.commands.deploying import deploy, follow_run, run_recommend
 from optimizer.commands.move import find_place, find_run, hand_over, read_run, stand_up, weigh
 from optimizer.commands.options import read_plan_argument
 from optimizer.commands.output import say
+from optimizer.commands.preflight import read_settings
 from optimizer.commands.resume import let_run
-from optimizer.commands.stack_file import StackFile, find_stack, follow_policy, read_asked, read_stack, resolve_names
+from optimizer.commands.stack_file import StackFile, find_stack, plan_stack, read_asked, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
 from optimizer.contract.plan import FleetPlan
 from optimizer.contract.request import read_request_file, request_from_dict
@@ -48,7 +49,7 @@ class Walk:
     refused: dict[str, datetime] = field(default_factory=dict)  # when a region refused the nodes or its stack
     refused_since: datetime | None = None  # all nodes of the run that is followed
 
-    def begin(self, consent: Callable[[FleetPlan, str], None]) -> StackFile:
+    def begin(self, consent: Callable[[StackFile], None]) -> StackFile:
         """Return the stack that has the run; one that does not run is deployed, after ``consent`` to its plan.
 
         A region whose account cannot carry out its plan is left out, with its reason.
@@ -68,7 +69,9 @@ class Walk:
             kept = next((other for other in [file, *known] if other and other.plan.region in left), None)
             plan = kept.plan if kept else self._recommend(left)[0]
             stack = kept.stack if kept else f"{self.base}-{plan.region}"
-            consent(follow_policy(plan, {**(kept.config if kept else {}), **self.config}), stack)
+            place = plan_stack(stack, self.directory, plan, self.config)
+            read_settings(place)
+            consent(place)
             try:
                 # A stack that is half made when its region is left out starts no node beside the next region's.
                 deploy(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import click
 from pulumi import RunError
 
-from bootstrap.contract.launcher import Start, loses_sigterm, split_command, start_of
+from bootstrap.contract.launcher import EXPANDED, READS_TEXT, loses_sigterm, split_command, start_of
 from infra import configuration
 from infra.offline.preview import stand_in
 from infra.settings import ConfigError, StackSettings
@@ -26,7 +27,7 @@ from optimizer.commands.preflight.dry_run import DRY_RUNS
 from optimizer.commands.preflight.model import LEVELS, Check, Context, Finding, ask, failure, named, passed, warning
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import StackFile, caller_of, check_name, read_stack
-from optimizer.contract.errors import GpufleetError
+from optimizer.contract.errors import GpufleetError, InvalidInputError
 from optimizer.contract.plan import SCHEMA_VERSION, FleetPlan
 from optimizer.training_code import describe_demands, other_code
 
@@ -48,10 +49,6 @@ CHECKS_AT_ONCE = 8
 COLUMNS = ("level", "check", "found", "value", "limit", "why", "next")
 # The Pulumi program needs a stack's name; without --stack nothing that is named after the stack is checked.
 _NO_STACK = "preflight"
-_STARTED: dict[Start, str] = {
-    "torchrun": "once a GPU, under torchrun",
-    "program": "a program that runs once on every node and starts its ranks itself (docs/engines.md)",
-}
 
 
 @click.command(
@@ -106,7 +103,13 @@ def command(
 
 def check(plan: FleetPlan, stack: str | None, directory: Path, *, more: Sequence[Check] = ()) -> list[Finding]:
     """Check a plan with the configuration of its stack; raises as ``preflight``."""
-    file = _read_stack_file(stack, directory)
+    file = None
+    if stack is not None:
+        check_name(stack)
+        if (path := stack_path(directory, stack)).exists():
+            file = read_stack(stack, directory)
+        else:
+            say(f"note: {path} is not there: the stack is looked at with the default configuration", err=True)
     with patience("asking AWS about the account"):
         settings, findings = _read_settings(plan, stack, file)
         offline = [*named("configuration", findings), *named("training code", [_check_training_code(settings)])]
@@ -151,32 +154,34 @@ def preflight(
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
-def _read_stack_file(stack: str | None, directory: Path) -> StackFile | None:
-    if stack is None:
-        return None
-    check_name(stack)
-    path = stack_path(directory, stack)
-    if path.exists():
-        return read_stack(stack, directory)
-    say(f"note: {path} is not there: the stack is looked at with the default configuration", err=True)
-    return None
+def judge(file: StackFile, *, starts_nodes: bool = False) -> tuple[StackSettings | None, str]:
+    """Return the settings that the Pulumi program reads of a stack, and why it refuses them; AWS is not asked."""
+    stand_in(file.plan, stack=file.stack, config=file.config_texts)
+    settings: StackSettings | None = None
+    try:
+        with chdir(file.path.parent):  # keys name files from Pulumi.yaml's folder
+            settings, problems = configuration.read(starts_nodes=starts_nodes)
+    except (ConfigError, RunError) as error:  # RunError: a value is no number
+        problems = [str(error)]
+    return settings, "\n  ".join([f"stack {file.stack} cannot be deployed:", *problems] if problems else [])
+
+
+def read_settings(file: StackFile) -> StackSettings:
+    """Return a stack's settings; InvalidInputError where the Pulumi program refuses them."""
+    settings, problem = judge(file)
+    if settings is None or problem:
+        raise InvalidInputError(problem, next_step=f"--config KEY=VALUE, or change {file.path}")
+    return settings
 
 
 def _read_settings(plan: FleetPlan, stack: str | None, file: StackFile | None) -> tuple[StackSettings, list[Finding]]:
-    """Let the Pulumi program read and judge the plan and its stack's configuration; a wrong one gives the default's."""
     name = stack or _NO_STACK
-    stand_in(plan, stack=name, config=file.config_texts if file else {})
-    settings: StackSettings | None = None
-    try:
-        # Files that keys name are searched from Pulumi.yaml's folder.
-        with chdir(file.path.parent if file else Path()):
-            settings, problems = configuration.read(starts_nodes=file is not None)
-    except (ConfigError, RunError) as error:  # RunError: a value is no number
-        problems = [str(error)]
+    own = file or StackFile(stack=name, path=Path(name), plan=plan, config={})
+    settings, problem = judge(replace(own, plan=plan), starts_nodes=file is not None)
     finding = passed("the Pulumi program takes plan and configuration")
-    if problems:
+    if problem:
         finding = failure(
-            f"stack {name} cannot be deployed:\n  " + "\n  ".join(problems),
+            problem,
             why="pulumi up refuses it before anything is created",
             next_step=f"change Pulumi.{stack}.yaml, or choose another plan" if file else "choose another --plan N",
         )
@@ -192,24 +197,34 @@ def _read_settings(plan: FleetPlan, stack: str | None, file: StackFile | None) -
 
 
 def _check_training_code(settings: StackSettings) -> Finding:
-    """Warn of a plan that nothing on the nodes would train."""
+    """Warn of a plan that nothing on the nodes would train, and of a command that does not do what it says."""
     plan, command = settings.plan, settings.train_command
-    if not plan.beyond_trainer or command:
-        words = split_command(command) or []
-        how = _STARTED[start_of(words)]
-        if loses_sigterm(words):
-            return warning(
-                "gpufleet:trainCommand starts `conda run`, which ends on SIGTERM and does not pass it on",
-                why="a training that does not watch GPUFLEET_DRAIN_FILE hears of no notice, and saves nothing then",
-                next_step="name the environment's program, /opt/conda/envs/NAME/bin/python (docs/engines.md)",
-            )
-        text = f"gpufleet:trainCommand names the code that trains: {how}" if command else describe_demands(plan)
-        return passed(text)
-    return warning(
-        f"the reference trainer does not carry out this plan: {'; '.join(plan.beyond_trainer)}",
-        why="without gpufleet:trainCommand the nodes join and wait, and are paid",
-        next_step=other_code(plan),
-    )
+    if plan.beyond_trainer and not command:
+        return warning(
+            f"the reference trainer does not carry out this plan: {'; '.join(plan.beyond_trainer)}",
+            why="without gpufleet:trainCommand the nodes join and wait, and are paid",
+            next_step=other_code(plan),
+        )
+    words = split_command(command) or []
+    if loses_sigterm(words):
+        return warning(
+            "gpufleet:trainCommand starts `conda run`, which ends on SIGTERM and does not pass it on",
+            why="a training that does not watch GPUFLEET_DRAIN_FILE hears of no notice, and saves nothing then",
+            next_step="name the environment's program, /opt/conda/envs/NAME/bin/python (docs/engines.md)",
+        )
+    is_program = start_of(words) == "program"
+    # A shell's own text may have any variable.
+    names = [] if any(map(READS_TEXT.fullmatch, words)) else re.findall(r"\$(?:\{\w+\}|[A-Za-z_]\w*)", command)
+    if kept := [name for name in dict.fromkeys(names) if not (is_program and EXPANDED.fullmatch(name))]:
+        return warning(
+            f"gpufleet:trainCommand has {', '.join(kept)}, which nobody replaces",
+            why="no shell reads the command, and of a program's words the nodes replace ${GPUFLEET_...}, "
+            "${MASTER_ADDR} and ${MASTER_PORT} alone",
+            next_step="write the value, read the variable in the code, or say bash -c '...' (docs/engines.md)",
+        )
+    how = "a program that runs once on every node and starts its ranks itself (docs/engines.md)"
+    how = how if is_program else "once a GPU, under torchrun"
+    return passed(f"gpufleet:trainCommand names the code that trains: {how}" if command else describe_demands(plan))
 
 
 def _row(finding: Finding) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from optimizer.catalog import load
 from optimizer.commands.options import config_option, plan_arguments, read_plan_argument
 from optimizer.commands.output import format_option, write_csv, write_json, write_plan_truer, write_text
 from optimizer.commands.preview.cost import CostLine, cost_lines, totals
-from optimizer.commands.preview.tables import write_brief, write_lines, write_prices, write_resources
+from optimizer.commands.preview.tables import write_brief, write_lines, write_resources
 from optimizer.commands.progress import patience
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.hardware import DERIVED_SPOT
@@ -82,8 +82,7 @@ def command(
         write_brief(resources, chosen, stack, sums)
         if show_all:
             write_resources(resources)
-            write_prices(chosen)
-            write_lines(lines)
+            write_lines(lines, chosen)
         for note in notes if show_all else decisive:
             write_text(f"- {note}", indent="  ")
         if not show_all:

@@ -51,18 +51,12 @@ def write_resources(resources: Sequence[Resource]) -> None:
                 write_text(f"  {resource.kind} {name}  {resource.detail}".rstrip(), indent="      ")
 
 
-def write_prices(plan: FleetPlan) -> None:
-    """Print the plan's prices, each with its source."""
+def write_lines(lines: Sequence[CostLine], plan: FleetPlan) -> None:
+    """Print the plan's prices and the costs by resource; resources that differ in name only share a row."""
+    columns = {"item": "price of", "usd": "USD", "per": "per", "source": "source", "as_of": "as of"}
     click.echo("")
-    write_table(
-        [price.model_dump(mode="json") for price in plan.prices],
-        {"item": "price of", "usd": "USD", "per": "per", "source": "source", "as_of": "as of"},
-    )
+    write_table([price.model_dump(mode="json") for price in plan.prices], columns)
     click.echo("")
-
-
-def write_lines(lines: Sequence[CostLine]) -> None:
-    """Print costs by resource; resources that differ in name only share a row."""
     groups: dict[tuple[Any, ...], list[CostLine]] = {}
     for line in lines:
         kind = line.type.rpartition(":")[2]

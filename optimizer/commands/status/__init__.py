@@ -126,13 +126,13 @@ def _show_all(stacks: list[str], directory: Path, output_format: str) -> None:
                 documents.append(as_json(names, follow_policy(file.plan, file.config), read(names, datetime.now(UTC))))
             except GpufleetError as error:
                 failures.append(error)
-                documents.append({"stack": stack, "error": describe_error(error, error.exit_code)})
-    if len(failures) == len(stacks):
-        raise failures[0]
+                documents.append({"stack": stack, "error": describe_error(error)})
     if output_format == "json":
         write_json(documents)
     else:
         write_rows(list(map(_stack_row, documents)), STACK_COLUMNS, output_format, spare=("ceiling_usd", "nodes"))
+    if len(failures) == len(stacks):
+        raise failures[0]
 
 
 def _stack_row(document: dict[str, Any]) -> dict[str, Any]:

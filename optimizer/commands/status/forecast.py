@@ -109,10 +109,9 @@ def notices(plan: FleetPlan, ahead: Forecast | None, stack: str) -> list[str]:
     end = f"at this speed training ends at {utc(ahead.ends_at)}"
     if ahead.planned_end is not None:
         end += f", planned for {utc(ahead.planned_end)}"
-    if ahead.late:
-        end += f", {_hours(ahead.ends_at, ahead.deadline_at)} AFTER its deadline"
-    elif ahead.deadline_at is not None:
-        end += f", {_hours(ahead.deadline_at, ahead.ends_at)} before its deadline"
+    if ahead.deadline_at is not None:
+        hours = (ahead.deadline_at - ahead.ends_at) / timedelta(hours=1)
+        end += f", {abs(hours):.1f} h {'AFTER' if ahead.late else 'before'} its deadline"
     lines.append(end)
     if ahead.cost_usd is not None:
         cost = (
@@ -134,8 +133,3 @@ def notices(plan: FleetPlan, ahead: Forecast | None, stack: str) -> list[str]:
 def utc(moment: datetime | None) -> str:
     """Format a time in UTC."""
     return "-" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
-
-
-def _hours(later: datetime | None, earlier: datetime | None) -> str:
-    assert later is not None and earlier is not None
-    return f"{(later - earlier) / timedelta(hours=1):.1f} h"

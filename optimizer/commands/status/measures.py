@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from bootstrap.contract.measured import MeasuredRow
-from bootstrap.contract.state import ENDED, ControllerState
+from bootstrap.contract.state import ENDED
 from bootstrap.contract.words import counted
 from optimizer.aws.training import TrainingProgress
 from optimizer.commands.status.forecast import Forecast, current_progress, utc
@@ -38,12 +37,20 @@ def compare(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> list[d
         arrival = f"done at {utc(ahead.ends_at)} at this speed"
         if ahead.deadline_at is not None:
             arrival += f"; deadline {utc(ahead.deadline_at)}"
+    hours = None
+    if state is not None:
+        end = state.since if state.phase in ENDED else reading.at
+        hours = max(0.0, (end - state.run_started_at).total_seconds() / 3600)
+    saved = ""
+    if progress is not None:
+        saved = "no checkpoint seen" if progress.saved_step is None else f"saved up to {progress.saved_step}"
+        saved += f", at {utc(progress.at)}"
     step_time_s = row.measured.step_time_s if row else None
     peak_gib = row.measured.peak_allocated_gib if row else None
     steady = f"; median of {counted(row.measured.steps, 'step')} at {utc(row.at)}" if row else ""
     reserved = f", {row.measured.peak_reserved_gib:.1f} with the allocator's cache" if row else ""
     rows: list[tuple[str, str, float | None, float | None, str]] = [
-        ("steps", "steps", job.steps, progress.step if progress else None, _saved_note(progress)),
+        ("steps", "steps", job.steps, progress.step if progress else None, saved),
         ("speed", "samples/s" if job.seq_len == 1 else "tokens/s", plan.tokens_per_second, speed, speed_note),
         *_loss(progress),
         ("step time", "s", plan.step_time_s, step_time_s, f"p95 of the plan {plan.step_time_p95_s:.3g}{steady}"),
@@ -51,7 +58,7 @@ def compare(plan: FleetPlan, reading: Reading, ahead: Forecast | None) -> list[d
         ("GPU utilization", "%", None, busy_percent, gpu_note),
         ("GPU memory", "GiB", plan.memory.peak_gib, memory_gib, "fullest GPU"),
         ("cost per hour", "USD/h", planned.cost_usd.expected / planned.hours.expected, usd_per_hour, "now"),
-        ("hours", "h", planned.hours.expected, _hours_so_far(state, reading.at), "since the run began"),
+        ("hours", "h", planned.hours.expected, hours, "since the run began"),
         ("hours left", "h", None, ahead.hours_left if ahead else None, arrival),
         ("cost so far", "USD", None, spent_usd, "controller's meter, at the plan's prices"),
         ("cost at the end", "USD", planned.cost_usd.expected, ahead.cost_usd if ahead else None, limits),
@@ -83,20 +90,6 @@ def _speed(plan: FleetPlan, progress: TrainingProgress | None, row: MeasuredRow 
         if row
         else (None, "")
     )
-
-
-def _hours_so_far(state: ControllerState | None, now: datetime) -> float | None:
-    if state is None:
-        return None
-    end = state.since if state.phase in ENDED else now
-    return max(0.0, (end - state.run_started_at).total_seconds() / 3600)
-
-
-def _saved_note(progress: TrainingProgress | None) -> str:
-    if progress is None:
-        return ""
-    saved = "no checkpoint seen" if progress.saved_step is None else f"saved up to {progress.saved_step}"
-    return f"{saved}, at {utc(progress.at)}"
 
 
 def headline(plan: FleetPlan, reading: Reading) -> list[str]:

@@ -176,7 +176,6 @@ def test_a_run_that_changed_while_a_person_read_is_left_alone(
 ) -> None:
     node = put_state(deployed)
     begin(deployed)
-    monkeypatch.setattr(drill, "require_terminal", lambda **_: None)
     monkeypatch.setattr(drill, "confirm", lambda *_, **__: put_state(deployed, interrupted=True))
     code, _, err = gpufleet("drill", node, *deployed.arguments)
     assert code == 1 and "is no node of a whole gang" in err

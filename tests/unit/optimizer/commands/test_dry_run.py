@@ -18,7 +18,7 @@ from tests.plans import sample_plan
 from tests.unit.optimizer.commands.conftest import Gpufleet
 from tests.unit.optimizer.commands.test_up import Pulumi, pulumi
 from tests.unit.optimizer.deployed import DeployedStack
-from tests.unit.optimizer.emulated_regions import EUROPE, OREGON
+from tests.unit.optimizer.emulated_regions import EUROPE, OREGON, plan_in
 
 __all__ = ["pulumi"]  # a fixture
 
@@ -69,7 +69,7 @@ def unchanged(deployed: DeployedStack, pulumi: Pulumi, calls: list[str]) -> Iter
 def test_a_run_stays_as_it_is(
     gpufleet: Gpufleet, deployed: DeployedStack, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], says: str
 ) -> None:
-    place = StackFile(stack="new", path=deployed.directory / "new", plan=sample_plan(region=EUROPE), config={})
+    place = StackFile(stack="new", path=deployed.directory / "new", plan=plan_in(EUROPE), config={})
     monkeypatch.setattr(move, "find_place", lambda *_, **__: place)
     code, out, err = gpufleet(words[0], *words[1:], *deployed.arguments, "--dry-run")
     assert code == 0, err
@@ -92,18 +92,26 @@ def test_a_move_that_was_interrupted_does_not_go_on(
 
 
 @pytest.mark.usefixtures("unchanged")
-@pytest.mark.parametrize("regions", [(), ("--regions", f"us-east-1,{OREGON}")])
+@pytest.mark.parametrize("regions", ["", f"--regions us-east-1,{OREGON}"])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("", "dry run: Stand it up? Not asked; nothing was created"),
+        ("--config celingUsd=5", "did you mean gpufleet:ceilingUsd?"),
+        ("--config data=s3://corpus/tokens", "gpufleet:nat is false, and the plan's data in eu-west-1"),
+    ],
+)
 def test_no_fleet_is_stood_up(
-    gpufleet: Gpufleet, deployed: DeployedStack, tmp_path: Path, calls: list[str], regions: tuple[str, ...]
+    gpufleet: Gpufleet, deployed: DeployedStack, tmp_path: Path, calls: list[str], regions: str, given: str, says: str
 ) -> None:
     calls.append("GetNothing")  # plans of a file are made without AWS: fresh prices would change the catalog
-    request = {"model": "llama-3.2-1b", "workload": {"tokens": "1B", "seq_len": 2048}}
+    work = {"tokens": "1B", "seq_len": 2048, "data_gib": 10, "data_region": "eu-west-1"}
+    request = {"model": "llama-3.2-1b", "workload": work}
     request |= {"constraints": {"purchase_options": ["spot", "on-demand"], "instance_types": ["p4d"]}}
     (tmp_path / "elsewhere").mkdir()
     path = tmp_path / "elsewhere" / "request.yaml"
     path.write_text(yaml.safe_dump(request))
-    code, out, err = gpufleet(
-        "up", str(path), *regions, "--stack", "new", "--directory", str(deployed.directory), "--yes", "--dry-run"
-    )
-    assert code == 0, err
-    assert "USD" in out and out.splitlines()[-1] == "dry run: Stand it up? Not asked; nothing was created"
+    where = ("--stack", "new", "--directory", str(deployed.directory), "--yes", "--dry-run")
+    code, out, err = gpufleet("up", str(path), *regions.split(), *where, *given.split())
+    assert (code == 0, "Stand it up?" in out) == (not given, not given) and says in out + err, err
+    assert "USD" in out

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from optimizer.catalog import invariants, snapshot
-from optimizer.cli import COMMANDS
 from tests.unit.optimizer.commands.conftest import Gpufleet
 
 TINY = ("recommend", "--model", "llama-3.2-1b", "--tokens", "1B", "--seq-len", "2048")
@@ -25,33 +24,27 @@ def read_error(err: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "says"),
+    ("words", "says"),
     [
-        (("frobnicate",), "NoSuchCommand", "No such command"),
-        (("recommend", "--modl", "7B"), "NoSuchOption", "No such option '--modl'"),
-        (("offers", "--sort"), "UsageError", "--sort is gone"),
-        (("estimate", "--micro-batch", "x", "--model", "7B"), "BadParameter", "x"),
-        (("estimate",), "UsageError", "Missing option '--model'"),
-        (("recommend", "missing.yaml"), "InvalidInputError", "missing.yaml cannot be read"),
-        (("offers", "--gpu", "H999"), "InvalidInputError", "GPU 'H999' is not in the catalog"),
-        (("status", "--stack", "a/b"), "InvalidInputError", "a/b"),
+        (("frobnicate",), "No such command"),
+        (("recommend", "--modl", "7B"), "No such option '--modl'"),
+        (("offers", "--sort"), "--sort is gone"),
+        (("estimate", "--micro-batch", "x", "--model", "7B"), "x"),
+        (("estimate",), "Missing option '--model'"),
+        (("recommend", "missing.yaml"), "missing.yaml cannot be read"),
+        (("offers", "--gpu", "H999"), "GPU 'H999' is not in the catalog"),
+        (("status", "--stack", "a/b"), "a/b"),
     ],
 )
 def test_a_wrong_input_is_one_object_and_no_answer(
-    gpufleet: Gpufleet, words: tuple[str, ...], kind: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpufleet: Gpufleet, words: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for flag in (("--format", "json"), ("--format=json",)):
         code, out, err = gpufleet(*words, *flag)
         error = read_error(err)
-        assert (code, out, error["code"], error["kind"]) == (2, "", 2, kind) and says in error["message"]
+        assert (code, out, error["code"], error["kind"]) == (2, "", 2, "InvalidInputError") and says in error["message"]
         assert error["next"]
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_commands_usage_errors_are_json(gpufleet: Gpufleet, name: str) -> None:
-    code, out, err = gpufleet(name, "--nonsense", "--format", "json")
-    assert (code, out) == (2, "") and read_error(err)["next"].startswith("gpufleet")
 
 
 def test_nothing_feasible_has_its_answer_and_its_limit(gpufleet: Gpufleet) -> None:
@@ -71,14 +64,14 @@ def test_missing_data_is_status_4(gpufleet: Gpufleet, monkeypatch: pytest.Monkey
 def test_a_failure_of_the_machine_and_an_interruption_are_status_1(
     gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for raised, kind in ((OSError(28, "No space left on device"), "OSError"), (KeyboardInterrupt(), "GpufleetError")):
+    for raised, says in ((OSError(28, "No space left on device"), "No space"), (KeyboardInterrupt(), "interrupted")):
 
         def fail(*_: object, raised: BaseException = raised, **__: object) -> None:
             raise raised
 
         monkeypatch.setattr("optimizer.commands.offers.load", fail)
         code, out, err = gpufleet("offers", "--format", "json")
-        assert (code, out, read_error(err)["kind"]) == (1, "", kind)
+        assert (code, out) == (1, "") and says in read_error(err)["message"]
 
 
 def test_a_failed_check_has_its_rows_and_an_error(gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +82,7 @@ def test_a_failed_check_has_its_rows_and_an_error(gpufleet: Gpufleet, monkeypatc
 
 
 def test_text_stays_text(gpufleet: Gpufleet) -> None:
-    assert gpufleet("recommend", "--modl", "7B")[2].startswith("Usage: gpufleet recommend")
+    assert gpufleet("recommend", "--modl", "7B")[2].endswith("next: gpufleet recommend --help\n")
     code, _, err = gpufleet("offers", "--gpu", "H999", "--format", "csv")
     assert code == 2 and err.startswith("error: GPU 'H999'")
     code, _, err = gpufleet("manifest", "missing.json", "--", "train.py", "--format", "json")

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shlex
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -380,10 +381,13 @@ def test_a_folder_of_several_stacks_is_a_table_with_a_row_each(
     assert (second["error"]["code"], third["error"]["code"]) == (4, 2)
     rows = list(csv.DictReader(io.StringIO(gpufleet("status", *everywhere, "--format", "csv")[1])))
     assert [row["stack"] for row in rows] == [own, "z-absent", "z-broken"] and rows[0]["spent_usd"] == "44.0"
-    # The command ends as for the first stack if none can be read.
+    # The command ends as for the first stack if none can be read, and each has its row.
     (deployed.directory / f"Pulumi.{own}.yaml").unlink()
     code, out, err = gpufleet("status", *everywhere)
-    assert (code, out) == (4, "") and "z-absent has no Auto Scaling group" in err
+    assert code == 4 and "z-absent has no Auto Scaling group" in err and "Pulumi.z-broken.yaml" in out
+    # A command of one stack names itself with one.
+    again = f"next: gpufleet stop {shlex.join(everywhere)} --dry-run --stack z-absent\n"
+    assert gpufleet("stop", *everywhere, "--dry-run")[2].endswith(again)
 
 
 @pytest.mark.parametrize(("stack", "says"), [("nobody", "Pulumi.nobody.yaml is missing"), ("a b", "stack name")])

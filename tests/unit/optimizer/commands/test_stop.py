@@ -111,8 +111,8 @@ def test_resume_asks_to_run_and_lets_the_group_grow_again(
     [
         (None, "the controller never ticked"),
         ({"updated_at": "2026-01-01T00:00:00Z"}, "the controller last ticked 2026-01-01"),
-        ({"phase": "over-budget", "spent_usd": 2999.0}, "2,999.00 USD are spent of a ceiling of 3,000.00"),
-        ({"phase": "block-ended"}, "the Capacity Block has ended"),
+        ({"phase": "over-budget", "spent_usd": 2999.0}, "2,999.00 USD spent; first `pulumi config set"),
+        ({"phase": "block-ended"}, "first a new plan: gpufleet stack set PLAN"),
     ],
 )
 def test_resume_says_what_keeps_the_fleet_at_zero(

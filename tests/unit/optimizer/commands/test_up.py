@@ -228,7 +228,6 @@ def test_down_says_what_becomes_of_the_checkpoints_as_deployed(
     resources = [{**one, "protect": deployed_protected and one["custom"]} for one in LEFT]
     (pulumi.folder / "state").write_text(json.dumps({"version": 3, "deployment": {"resources": resources}}))
     deployed.configure(forceDestroy=deployed_protected)
-    monkeypatch.setattr(down, "require_terminal", Mock())
     monkeypatch.setattr(down, "confirm", Mock(side_effect=GpufleetError("not confirmed")))
     code, out, err = gpufleet("down", *deployed.arguments)
     assert code == 1 and "not confirmed" in err

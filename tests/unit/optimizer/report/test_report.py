@@ -8,7 +8,6 @@ from html import unescape
 
 import pytest
 
-from bootstrap.contract.ledger import LedgerError
 from optimizer.contract.plan import PlanError
 from optimizer.report import facts
 from optimizer.report.answer import ReportAnswer, read_answer
@@ -191,9 +190,3 @@ def test_a_run_is_read_from_its_ledger() -> None:
     assert "has done <b>60 of" in render(read_answer(PLAN.to_json()), now=NOW, run=going_on)
     assert "Loss by step" in page
     assert "Loss by step" not in render(read_answer(PLAN.to_json()), now=NOW, run=going_on), "one loss is no curve"
-
-
-def test_a_ledger_without_a_start_is_refused() -> None:
-    with pytest.raises(LedgerError, match="no start event"):
-        read_run([_event("train", 1, step=0)])
-    assert read_run([], words=["a stack without training"]).summary is None

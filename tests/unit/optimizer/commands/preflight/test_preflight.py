@@ -167,24 +167,18 @@ def test_a_plan_that_nothing_would_train_is_a_warning(
     row = rows_of(gpufleet("preflight", other, "--format", "json")[1])["training code"]
     assert (row["level"], "the trainer builds a model from" in row["found"]) == ("warning", True)
     assert "gpufleet:trainCommand" in row["next"]
-    write_stack(tmp_path, trainCommand="train.py", amiName="a")
-    found = gpufleet("preflight", other, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")[1]
-    assert rows_of(found)["training code"]["level"] == "ok"
-    write_stack(tmp_path, trainCommand="conda run -n env python train.py", amiName="a")
-    found = gpufleet("preflight", other, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")[1]
-    row = rows_of(found)["training code"]
-    assert row["level"] == "warning" and "SIGTERM" in row["found"] and "/bin/python" in row["next"]
-
-
-@pytest.mark.parametrize(
-    "arguments", [["missing.json"], ["--stack", "a/b"], ["--plan", "0"], ["--plan", "2"], ["--format", "yaml"]]
-)
-def test_wrong_usage_is_status_2_without_a_call(
-    gpufleet: Gpufleet, aws: FakeAws, plan: str, arguments: list[str]
-) -> None:
-    given = arguments if arguments[0] == "missing.json" else [plan, *arguments]
-    code, out, _ = gpufleet("preflight", *given)
-    assert (code, out, aws.calls) == (2, "", [])
+    for command, level, says in (
+        ("train.py", "ok", "once a GPU, under torchrun"),
+        ("conda run -n env python train.py", "warning", "SIGTERM"),
+        ("python train.py --lr $LR --at ${MASTER_ADDR}", "warning", "has $LR, which"),
+        ("train.py --at ${MASTER_ADDR} ${HOME}", "warning", "has ${MASTER_ADDR}, ${HOME}, which"),
+        ("bash -c 'exec train --lr $LR'", "ok", "a program that"),
+        ("python train.py --at ${MASTER_ADDR} --stop ^a$ --price $5", "ok", "a program that"),
+    ):
+        write_stack(tmp_path, trainCommand=command, amiName="a")
+        found = gpufleet("preflight", other, "--stack", "dev", "--directory", str(tmp_path), "--format", "json")[1]
+        row = rows_of(found)["training code"]
+        assert row["level"] == level and says in row["found"], row
 
 
 def test_no_credentials_are_one_clear_error(gpufleet: Gpufleet, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
