@@ -27,7 +27,7 @@ from optimizer.performance.calibration import (
     Calibration,
     Residual,
 )
-from optimizer.performance.confidence import EIGHT_BITS, PIPELINES, cell_of, kind_of
+from optimizer.performance.confidence import DENSE, EIGHT_BITS, PIPELINES, cell_of, code_of, kind_of
 from optimizer.performance.fit import (
     ROWS_OF_A_TAIL,
     START,
@@ -53,6 +53,8 @@ NVIDIA = RUNS.with_name("nvidia_runs.csv")
 RESULTS = Path(__file__).parents[1] / "tests" / "benchmarks" / "results"
 ONE_H100 = RESULTS / "h100_steps_202611.csv"
 NOT_JUDGED = ("h100-steps-00", "h100-steps-01", "h100-steps-09", "h100-steps-12")
+# The reference trainer on one H200, and mixtures in a plain loop there.
+ONE_H200 = (RESULTS / "finetuning_h200_202611.csv", RESULTS / "mixtures_h200_202611.csv")
 # Published runs: the shipped calibration is fitted to suite LEARNED too, all others judge it (data/PROVENANCE.md).
 PUBLIC = RUNS.with_name("public_runs.csv")
 LEARNED = "dgxc-llama"
@@ -85,8 +87,9 @@ def learned_runs(gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
 
 
 def judging_runs(gpus: Mapping[str, Gpu]) -> list[MeasuredRun]:
-    """Read NVIDIA's runs and those of one H100."""
-    return [*read_runs(NVIDIA, gpus), *(row for row in read_runs(ONE_H100, gpus) if row.row_id not in NOT_JUDGED)]
+    """Read NVIDIA's runs and our own that nothing is fitted to."""
+    own = [row for path in (ONE_H100, *ONE_H200) for row in read_runs(path, gpus) if row.row_id not in NOT_JUDGED]
+    return [*read_runs(NVIDIA, gpus), *own]
 
 
 def predict(rows: Sequence[MeasuredRun], calibration: Calibration) -> Estimates:
@@ -182,12 +185,14 @@ def stated_errors(judged: Sequence[JudgedRun], base: Calibration) -> dict[str, R
     cells: dict[tuple[str, str, str], list[tuple[str, float]]] = {}
     for row, error in judged:
         kind, cell = cell_of_run(row, base)
-        cells.setdefault((kind, row.setup.recipe.framework, cell), []).append((row.suite, error))
+        cells.setdefault((kind, code_of(row.setup.recipe), cell), []).append((row.suite, error))
     known = {key for key, runs in cells.items() if len(runs) >= ROWS_OF_A_TAIL and len(dict(runs)) > 1}
     groups: dict[tuple[str, str], list[tuple[str, float]]] = {}
     for (kind, code, cell), runs in cells.items():
         groups.setdefault((kind, code if (kind, code, cell) in known else ""), []).extend(runs)
     errors = {group: conformal(runs) for group, runs in groups.items()}
+    # Runs that were all faster than predicted say little of the next: no kind is surer than its code's dense models.
+    errors = {(kind, code): max(error, errors.get((DENSE, code), 0.0)) for (kind, code), error in errors.items()}
     found = {
         cell: Residual(rows=len(cells[kind, code, cell]), relative_error=errors[kind, code])
         for kind, code, cell in sorted(known)

@@ -30,7 +30,7 @@ ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
 # (state bytes a parameter, bytes the update moves a parameter, with one more read to clip gradients): arXiv:1910.02054,
 # 3.1; Adafactor below 0.1 bytes for a matrix of 1024 x 1024 (arXiv:1804.04235, 4); bitsandbytes: two moments of one
 # byte, with 4 bytes of scale for 256 elements each (arXiv:2110.02861, 2; optim/optimizer.py of 0.50). Its update moves
-# 20.1 bytes and takes the time of 115: 58 ms for 1.24e9 parameters on H100 (finetuning_h100_202611.md).
+# 20.1 bytes and takes the time of 115: 58 ms for 1.24e9 parameters on H100 (2026-11-24).
 OPTIMIZERS = {
     "adamw": (8.0, 32.0),
     "adam": (8.0, 32.0),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from bootstrap.contract.fine_tuning import EIGHT_BIT
 from optimizer.contract.hardware import Gpu, Precision
 from optimizer.performance.calibration import POOLED, Calibration, Residual
 from optimizer.performance.frameworks import DEFAULT, TRAINER, frameworks
@@ -37,10 +36,10 @@ def kind_of(model: ModelSpec, recipe: Recipe, calibration: Calibration, *, pipel
     """Kind of a run; ``pipelines``: a pipeline's stages are on several nodes."""
     if recipe.framework in calibration.residuals:
         return recipe.framework + PIPELINES * pipelines
-    if recipe.tuning.adapts:
-        return ADAPTED
     if model.experts:
         return MIXTURE
+    if recipe.tuning.adapts:
+        return ADAPTED
     if model.convolutional:
         return CONVOLUTIONAL
     return ENCODER if model.architecture == "encoder" else DENSE
@@ -48,10 +47,10 @@ def kind_of(model: ModelSpec, recipe: Recipe, calibration: Calibration, *, pipel
 
 def cell_of(kind: str, gpu: Gpu, recipe: Recipe) -> str:
     """Name the cell of a run."""
-    return f"{kind} on {gpu.die} in {_code_of(recipe)}" + EIGHT_BITS * (recipe.precision == "fp8")
+    return f"{kind} on {gpu.die} in {code_of(recipe)}" + EIGHT_BITS * (recipe.precision == "fp8")
 
 
-def _code_of(recipe: Recipe) -> str:
+def code_of(recipe: Recipe) -> str:
     """Name the code that was measured: the reference trainer is plain PyTorch."""
     return DEFAULT if recipe.framework == TRAINER else recipe.framework
 
@@ -68,13 +67,6 @@ def is_measured(calibration: Calibration, gpu: Gpu, precision: Precision) -> boo
     )
 
 
-def unmeasured_parts(recipe: Recipe, model: ModelSpec) -> str:
-    """Name the parts of a recipe and its model that no measured run has; the speed has an unmeasured GPU's error."""
-    parts = ["" if recipe.tuning.method == "lora" else recipe.tuning.in_words, "pure bf16" if recipe.pure else ""]
-    parts += ["8-bit moments"] * (recipe.optimizer == EIGHT_BIT)
-    return " or ".join(part for part in (*parts, *model.unmeasured_parts(recipe.seq_len)) if part)
-
-
 def speed_source(
     calibration: Calibration, model: ModelSpec, recipe: Recipe, hardware: Hardware, nodes: int, splits: Collection[str]
 ) -> tuple[Residual, str]:
@@ -88,9 +80,9 @@ def speed_source(
     if not is_measured(calibration, gpu, recipe.precision):
         bits = " but in 8 bits" * (gpu.die in calibration.matmul_efficiency)
         further[f"no measured run on {gpu.name}{bits}"] = new_gpu
-    if _code_of(recipe) not in calibration.overhead:
+    if code_of(recipe) not in calibration.overhead:
         further[f"no fitted run of {recipe.framework}"] = new_gpu
-    if parts := unmeasured_parts(recipe, model):
+    if parts := " or ".join(model.unmeasured_parts(recipe.seq_len)):
         further[f"no measured run has {parts}"] = new_gpu
     if unmeasured := " or ".join(split for split in splits if split not in measured_splits(gpu, recipe.framework)):
         further[f"no measured run on {gpu.name} has {unmeasured} parallelism in code like {recipe.framework}"] = new_gpu

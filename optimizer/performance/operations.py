@@ -440,11 +440,13 @@ def host_time(x: Case) -> tuple[Number, Number, Number]:
     if not model.layers or x.recipe.graphs in ("whole", "fused") or (x.recipe.tuning.adapts and not written):
         return layers, 0.0, 0.0
     plain = x.sublayers * (kernels.LLAMA_HOST if model.gated_mlp and written else 1.0)
-    # Recomputing costs the host as much again: 83 against 40 ms a step of Llama 410M (H200, torch 2.11, 2026-11-21).
+    # Recomputing all or a part of a layer costs the host as much again: 83 against 40 ms a step of Llama 410M, 105 and
+    # 97 against 53 of 1B in the trainer (H200, torch 2.11, finetuning_h200_202611.md).
+    again = x.checkpoints if written and not x.recipe.compiled else x.repeats
     dtensor = np.where(x.tensor > 1, kernels.DTENSOR_HOST, 1.0) if written else 1.0
-    each = plain * compiled * dtensor * (1.0 + x.repeats) + np.where(shards, kernels.FSDP_HOST, 0.0)
-    # An adapter's host time is as its kernels.
-    each = each * (1.0 + further_kernels(x, x.repeats) / (kernels.WRITTEN_KERNELS * (3.0 + x.repeats)))
+    each = plain * compiled * dtensor * (1.0 + again) + np.where(shards, kernels.FSDP_HOST, 0.0)
+    further = kernels.ADAPTER_HOST * further_kernels(x, again) / (kernels.WRITTEN_KERNELS * (3.0 + again))
+    each = each * (1.0 + further)
     each = each * (1.0 + 2.0 * x.live_share) / 3.0
     if model.experts and not written:
         each = each * kernels.FUSED_MIXTURE_HOST * (kernels.GRAPHED_MIXTURE_HOST if x.recipe.graphs == "part" else 1.0)
