@@ -66,9 +66,13 @@ def test_biases_of_experts_move_bytes_of_their_own_in_megatrons_code() -> None:
 
 def test_a_mixture_has_the_error_of_measured_ones() -> None:
     stated, source = speed_source(CALIBRATION, MIXTRAL, GROUPED, node(), 1, ())
-    assert stated == CALIBRATION.residuals[MIXTURE]
-    assert stated.relative_error > 2 * CALIBRATION.residuals[DENSE].relative_error
-    assert "127 measured runs of a mixture" in source
+    assert stated == CALIBRATION.residuals[f"{MIXTURE} on H100 in torch"]
+    assert (
+        CALIBRATION.residuals[DENSE].relative_error
+        < stated.relative_error
+        < CALIBRATION.residuals[MIXTURE].relative_error
+    )
+    assert "62 measured runs of a mixture" in source
 
 
 def product_s(x: Case) -> float:
