@@ -32,6 +32,7 @@ FORMAT_VERSION = 7
 FILE = "catalog.json"
 SHIPPED = DATA / "snapshot"
 DIRECTORY_VARIABLE = "GPUFLEET_CATALOG"
+_WRONG = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)  # for a document of another shape
 
 
 def user_directory() -> Path:
@@ -79,14 +80,11 @@ def read_snapshot(directory: Path, *, origin: str | None = None) -> Catalog:
         if document["format_version"] != FORMAT_VERSION:
             raise _unusable(path, f"format version {document['format_version']}, not {FORMAT_VERSION}")
         made_at, tables = datetime.fromisoformat(document["made_at"]).astimezone(UTC), parse_tables(document)
+        return build_catalog(tables, made_at=made_at, origin=origin or str(directory))
     except OSError as error:
         raise _unusable(path, f"cannot be read: {error.strerror}") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except _WRONG as error:
         raise _unusable(path, f"is no catalog: {error!r}") from error
-    for name in ("instance_types", "offers"):
-        if not getattr(tables, name):
-            raise _unusable(path, f"has no {name}")
-    return build_catalog(tables, made_at=made_at, origin=origin or str(directory))
 
 
 def write_snapshot(directory: Path, tables: Tables, *, made_at: datetime) -> None:
@@ -120,15 +118,18 @@ def keep_events(place: str, stack: str, pools: Mapping[str, PoolEvents], *, now:
 
 def _check_usable(catalog: Catalog) -> Catalog:
     """Return the catalog; DataMissingError where it breaks a rule, as a price that a plan would take as free does."""
-    path = Path(catalog.origin)
-    try:
-        broken = invariants.check(catalog, today=datetime.now(UTC).date())
-    except (AttributeError, TypeError, ValueError) as error:
-        raise _unusable(path, f"is no catalog: {error!r}") from error
-    if broken:
-        several = f"; gpufleet catalog verify {path} lists all" if len(broken) > 1 else ""
-        raise _unusable(path, f"breaks {counted(len(broken), 'rule')}: {broken[0]}{several}")
+    if broken := find_broken(catalog):
+        several = f"; gpufleet catalog verify {catalog.origin} lists all" if len(broken) > 1 else ""
+        raise _unusable(Path(catalog.origin), f"breaks {counted(len(broken), 'rule')}: {broken[0]}{several}")
     return catalog
+
+
+def find_broken(catalog: Catalog) -> list[invariants.InvariantViolation]:
+    """List the rules that a catalog breaks today; DataMissingError where a value is of a wrong type."""
+    try:
+        return invariants.check(catalog, today=datetime.now(UTC).date())
+    except _WRONG as error:
+        raise _unusable(Path(catalog.origin), f"is no catalog: {error!r}") from error
 
 
 def build_catalog(tables: Tables, *, made_at: datetime, origin: str) -> Catalog:

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from optimizer.catalog import Catalog, Source, invariants, load, ttl
+from optimizer.catalog import Catalog, Source, load, ttl
 from optimizer.catalog.refresh import enabled_regions
 from optimizer.catalog.refresh import refresh as refresh_regions
-from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, read_snapshot
+from optimizer.catalog.snapshot import DIRECTORY_VARIABLE, find_broken, read_snapshot
 from optimizer.commands.calibrate import command as calibrate
 from optimizer.commands.learn import COLUMNS as POOL_COLUMNS
 from optimizer.commands.learn import learn, pool_rows
@@ -91,7 +91,7 @@ def verify(directory: Path | None, output_format: str) -> None:
     """
     catalog = load() if directory is None else read_snapshot(directory)
     write_notes(catalog.notes)
-    violations = invariants.check(catalog)
+    violations = find_broken(catalog)
     if violations or output_format != "table":
         rows = [broken._asdict() for broken in violations]
         write_rows(rows, {"place": "where", "value": "value", "rule": "rule"}, output_format)

@@ -131,10 +131,8 @@ def _list_places(
         (own, plan, taken), purchase = owners[place.configuration], place.purchase
         falls_back = purchase.option == "spot" and plan.purchase.fallback == "on-demand"
         # An old spot price neither heads a ranking nor comes after a current one: the meter would count with it.
-        if (purchase.offer.region, purchase.fallback) != (
-            plan.region,
-            falls_back,
-        ) or purchase.stale > own.purchase.stale:
+        is_alike = (purchase.offer.region, purchase.fallback) == (plan.region, falls_back)
+        if not is_alike or purchase.stale > own.purchase.stale:
             continue
         usd = float(table.cost.expected[row]) * (1 if plan.instance_type == instance.name else 1 + SAME)
         for zone_id in purchase.offer.zone_ids:

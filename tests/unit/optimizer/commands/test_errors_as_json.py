@@ -76,7 +76,7 @@ def test_a_failure_of_the_machine_and_an_interruption_are_status_1(
 
 def test_a_failed_check_has_its_rows_and_an_error(gpufleet: Gpufleet, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = invariants.InvariantViolation(rule="a price is above 0", place="prices.csv:2", value="-1")
-    monkeypatch.setattr(invariants, "check", lambda catalog: [broken])
+    monkeypatch.setattr(invariants, "check", lambda catalog, today: [broken])
     code, out, err = gpufleet("catalog", "verify", "--format", "json")
     assert code == 1 and json.loads(out)[0]["rule"] == broken.rule and read_error(err)["code"] == 1
 
