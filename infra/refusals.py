@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 
 from bootstrap.contract.ecr import read_ecr_image
 from bootstrap.contract.launcher import command_faults, split_command
-from bootstrap.contract.trainer import data_problem
 from bootstrap.contract.words import counted
 from infra.bundle import files_of
 from infra.images import brings_torch
@@ -147,7 +146,6 @@ def start_refusals(settings: StackSettings) -> Iterator[str]:
 
 
 def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
-    plan = settings.plan
     if settings.ami_id and settings.ami_name:
         yield "gpufleet:amiId and gpufleet:amiName are both set: keep one"
     words = split_command(settings.train_command)
@@ -174,12 +172,6 @@ def _configuration_refusals(settings: StackSettings) -> Iterator[str]:
                 f"gpufleet:{key} is {uri!r}: name an S3 prefix like s3://my-bucket/name (letters, digits and ._=+- "
                 "between slashes), or a folder of the nodes like /mnt/nvme/name"
             )
-    if settings.data and settings.command == TRAINER_COMMAND and (problem := data_problem(plan.job.architecture)):
-        yield (
-            f"gpufleet:data is {settings.data}, and {problem}, so every node would end at its start: unset it to "
-            "try the plan (`pulumi config rm gpufleet:data`), or train with your own code (gpufleet:trainDir, "
-            "gpufleet:trainCommand, docs/training.md)"
-        )
 
 
 def secrets_in(text: str) -> list[str]:

@@ -63,42 +63,13 @@ ALIASES = {
 }
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
-# Commands and options of earlier versions, and what does their work now (docs/CHANGELOG.md).
+# Commands of earlier versions, and what does their work now.
 GONE = {
-    "recommend --respect-quotas": "gpufleet preflight PLAN checks quotas",
-    "recommend --plot": "--format csv has the points; gpufleet report PLAN draws them",
-    "recommend --compare-clouds": "gpufleet offers --cloud all has the prices",
-    "recommend --spot-spread": "a plan's alternates try other types",
-    "report --metrics": "gpufleet report STACK draws the ledger's losses",
-    "estimate --grad-accum": "--global-batch sets it",
-    "estimate --network": "a column of the table that --batch reads",
-    "simulate --pool-price-ratio": "--price-history has the pools' prices",
-    "simulate --try-minutes": "--restart-hours is what a start takes",
-    "simulate --move-hours": "--restart-hours is what a start takes",
-    "move --to": "the new stack is NAME-REGION",
-    "preflight --request-quotas": "each finding has AWS's own command",
-    "offers --max-price": "--price KIND sorts by the price of a GPU",
-    "learn --from": "the stack's bucket is read",
-    "calibrate --without-shipped": "each answer has the error of both",
-    "what-if --points": "--against deadline=12h,24h,3d names the points; nodes and budget likewise",
-    "simulate --restart-p95-hours": "every restart takes --restart-hours: the longest ones show a deadline's risk",
     "completion": "source <(_GPUFLEET_COMPLETE=bash_source gpufleet) does it; zsh_source, fish_source likewise",
     "trace": "torch.profiler in the training's own loop takes one; gpufleet status names a slow rank",
-    "logs trace": "torch.profiler in the training's own loop takes one; gpufleet status names a slow rank",
     "port-forward": "gpufleet ssh RANK --port PORT does it",
     "policy": "gpufleet stack policy prints it",
     "wheels": "gpufleet stack wheels packs them",
-    "profile --batch-size": "two, four and eight samples are traced",
-    "policy --region": "the stack's plan has it",
-    "set --image": "pulumi config set gpufleet:image REPOSITORY@DIGEST, which docker push prints",
-    "offers --sort": "--price KIND sorts by the price of a GPU; --format csv is for orders of your own",
-    "doctor --check-credentials": "aws sts get-caller-identity does it",
-    "report --ledger": "gpufleet report STACK shows a run; python -m bootstrap.training.ledger FOLDER accounts for one",
-    "move --refresh": "gpufleet recommend --refresh --save PLAN, then move --plans PLAN",
-    "up --refresh": "a request that may take spot nodes is planned at today's prices",
-    "up --no-refresh": "gpufleet recommend REQUEST --save PLAN, then up PLAN --accept-stale-prices",
-    "up --wait-minutes": "a region may refuse all nodes for ten minutes, twice the time between two asks",
-    "stop --timeout": "a node's last checkpoint has its terminate hook's timeout, which the plan sets",
 }
 
 # Packages that some commands alone import, with the extra of pyproject.toml that installs them.
@@ -131,9 +102,8 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; click seeks the near ones of an unknown one among imported ones."""
-        for words in (" ".join(args[:2]), args[0]):
-            if words in GONE:
-                raise click.UsageError(f"{words} is gone: {GONE[words]}", ctx)
+        if args[0] in GONE:
+            raise click.UsageError(f"{args[0]} is gone: {GONE[args[0]]}", ctx)
         try:
             return super().resolve_command(ctx, [*ALIASES.get(args[0], args[:1]), *args[1:]])
         except click.NoSuchCommand as error:
@@ -144,11 +114,6 @@ class LazyGroup(click.Group):
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
-        except click.NoSuchOption as error:
-            path = f"{error.ctx and error.ctx.info_name} {error.option_name}"
-            if path not in GONE:
-                raise
-            raise click.UsageError(f"{error.option_name} is gone: {GONE[path]}", error.ctx) from error
         except (BrokenPipeError, SystemExit) as ended:
             # rich ends the program with status 1 instead (rich.console.Console.on_broken_pipe).
             if isinstance(ended, SystemExit) and not isinstance(ended.__context__, BrokenPipeError):

@@ -30,20 +30,17 @@ FRAMEWORKS = ("torch", "torchvision", "gpufleet")
 
 # Key of an architecture that names a torchvision model; any other architecture is a Hugging Face config.
 TORCHVISION = "torchvision"
-Family = Literal["decoder", "encoder", "cnn", "seq2seq", "image", "speech"]
+Family = Literal["decoder", "encoder", "cnn", "image"]
 DECODERS = ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mpt", "opt", "phi3", "qwen2", "qwen3")
-# Seq2seq, image and speech models have encoders with lengths of their own.
 MODELS: dict[Family, tuple[str, ...]] = {
     "decoder": DECODERS,
     "encoder": ("bert", "roberta"),
     "cnn": ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
-    "seq2seq": ("t5",),
     "image": ("vit",),
-    "speech": ("whisper",),
 }
 CNNS = MODELS["cnn"]
 HUGGING_FACE = tuple(kind for family, kinds in MODELS.items() if family != "cnn" for kind in kinds)
-# transformers' class of a family's model with its head.
+# transformers' class of a family's model with its head; the trainer has no seq2seq and speech.
 AUTO: dict[str, str] = {
     "decoder": "AutoModelForCausalLM",
     "encoder": "AutoModelForMaskedLM",
@@ -55,10 +52,6 @@ AUTO: dict[str, str] = {
 # the default of its class.
 NULLS = "null_fields"
 IMAGE_CHANNELS = 3
-# Whisper's max_target_positions where its config is silent.
-DEFAULT_TARGET_POSITIONS = 448
-# Span corruption of T5 (arXiv:1910.10683, section 3.1.4): share of the tokens that is replaced, and tokens of a span.
-NOISE_DENSITY, NOISE_SPAN = 0.15, 3
 # Decoders whose projections are separate matrices: the trainer gives each tensor rank whole heads of them. Fused
 # projections (phi3's qkv_proj, gpt2's c_attn, mpt's Wqkv, gpt_neox's query_key_value) mix queries, keys and values.
 TENSOR_PARALLEL = ("llama", "mistral", "qwen2", "qwen3")
@@ -175,44 +168,10 @@ def class_fields(architecture: Mapping[str, Any], settings: Any) -> dict[str, An
     }
 
 
-def data_problem(architecture: Mapping[str, Any] | None) -> str:
-    """Reason why the trainer reads no data for a model; empty where it does."""
-    kind = model_kind(architecture)
-    if kind not in MODELS["speech"]:
-        return ""
-    return f"the trainer has synthetic samples only for {kind}: it reads no format of clips with transcripts"
-
-
 def family_of(architecture: Mapping[str, Any]) -> Family:
     """Kind of samples and loss that a model trains with."""
     kind = model_kind(architecture)
     return next((family for family, kinds in MODELS.items() if kind in kinds), "decoder")
-
-
-def spans_of(tokens: int) -> tuple[int, int]:
-    """Tokens that span corruption replaces in a text, and the spans that they are in."""
-    noise = max(1, round(tokens * NOISE_DENSITY))
-    return noise, max(1, round(noise / NOISE_SPAN))
-
-
-def span_lengths(seq_len: int) -> tuple[int, int]:
-    """Tokens of the text and of T5's targets beside ``seq_len`` tokens of its input: 568 and 114 beside 512.
-
-    Span corruption takes the longest text whose input fits: a sentinel stands for each span in the input, the targets
-    are the spans behind their sentinels, and both end with a token (compute_input_and_target_lengths of
-    https://github.com/huggingface/transformers, examples/flax/language-modeling/run_t5_mlm_flax.py, 2021-07).
-    """
-
-    def inputs(tokens: int) -> int:
-        noise, spans = spans_of(tokens)
-        return tokens - noise + spans + 1
-
-    # The input has some nine tenths of the tokens.
-    tokens = max(1, int(seq_len / (1 - NOISE_DENSITY + NOISE_DENSITY / NOISE_SPAN)) - 8)
-    while inputs(tokens + 1) <= seq_len:
-        tokens += 1
-    noise, spans = spans_of(tokens)
-    return tokens, noise + spans + 1
 
 
 def is_mixture(architecture: Mapping[str, Any]) -> bool:

@@ -16,15 +16,12 @@ from bootstrap.contract.node_plan import VARIABLE, NodePlan
 from bootstrap.contract.trainer import (
     BALANCES,
     CHECKPOINTINGS,
-    DEFAULT_TARGET_POSITIONS,
     OPTIMIZERS,
     PRECISIONS,
     SHARDINGS,
     Family,
-    data_problem,
     family_of,
     model_kind,
-    span_lengths,
     unsupported,
 )
 from bootstrap.training.environment import node_plan
@@ -47,8 +44,7 @@ class Flag:
 FLAGS = {
     "architecture": Flag('Hugging Face config, or {"torchvision": NAME}: JSON, or a file of it'),
     "steps": Flag("optimizer steps of the whole run", least=1),
-    "seq_len": Flag("tokens of a sample, of a seq2seq model's input; 1 for images and clips", least=1),
-    "target_len": Flag("tokens of a decoder beside an encoder; 0: span corruption's, the longest transcript", least=0),
+    "seq_len": Flag("tokens of a sample; 1 for images", least=1),
     "global_batch": Flag("samples of one step; 0: data ranks x micro-batch x accumulation", least=0),
     "micro_batch": Flag("samples of a data rank's forward pass", least=1),
     "grad_accum": Flag("forward passes of one step, where --global-batch is 0", least=1),
@@ -118,22 +114,13 @@ class TrainerConfig(NodePlan):
 
     @property
     def counts_samples(self) -> bool:
-        """True where the model fixes the length of a sample: images and clips."""
-        return self.family in ("cnn", "image", "speech")
+        """True where the model fixes the length of a sample: images."""
+        return self.family in ("cnn", "image")
 
     @property
     def labels(self) -> int:
         """Labels of a sample."""
-        if self.family == "seq2seq":
-            return self.target_len or span_lengths(self.seq_len)[1]
-        if self.family == "speech":
-            return self.target_len or self.longest_transcript
         return 1 if self.counts_samples else self.seq_len
-
-    @property
-    def longest_transcript(self) -> int:
-        """Positions of a speech model's decoder."""
-        return int(self.architecture.get("max_target_positions", DEFAULT_TARGET_POSITIONS))
 
 
 def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> TrainerConfig:
@@ -167,25 +154,6 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Tr
         )
     if config.counts_samples and config.seq_len != 1:
         raise ConfigurationError(f"--seq-len is {config.seq_len}; expected 1: {config.kind} fixes its samples' length")
-    if config.target_len and config.family not in ("seq2seq", "speech"):
-        raise ConfigurationError(f"--target-len is {config.target_len}, and {config.kind} has no decoder with targets")
-    if config.family == "speech" and config.target_len > config.longest_transcript:
-        raise ConfigurationError(
-            f"--target-len is {config.target_len}; expected at most {config.longest_transcript}, the config's "
-            "max_target_positions"
-        )
-    if config.train_data and (problem := data_problem(config.architecture)):
-        raise ConfigurationError(
-            f"--train-data is {config.train_data}, and {problem}. Leave it out to try a plan, or train with code of "
-            "your own around bootstrap.training (docs/training.md)"
-        )
-    if config.train_data and config.family == "seq2seq" and config.target_len:
-        _, targets = span_lengths(config.seq_len)
-        if config.target_len != targets:
-            raise ConfigurationError(
-                f"--target-len is {config.target_len}, and span corruption of --train-data makes "
-                f"{targets} targets beside {config.seq_len} tokens; leave --target-len out"
-            )
     if not (config.weights or config.tuning.trains_all):
         raise ConfigurationError(
             f"--weights names nothing, and {config.tuning.in_words} would train over random values: name the base's "

@@ -117,7 +117,6 @@ def measured_row(
         **{name: getattr(config, name) for name in _CONFIGURED},
         **_tuning(config),
         **(_shape(unwrap(model)) if config.family in ("decoder", "encoder") else {}),
-        target_len=config.target_len or None,
         gpu=environment.get("GPUFLEET_GPU", "") or (torch.cuda.get_device_name() if has_gpu else "cpu"),
         gpu_memory_gib=torch.cuda.get_device_properties().total_memory / 2**30 if has_gpu else 0.0,
         gpus=ranks,

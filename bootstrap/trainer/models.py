@@ -50,26 +50,17 @@ def build(config: TrainerConfig) -> nn.Module:
     tokens: Any = model.get_input_embeddings()  # type: ignore[operator]
     tokens.padding_idx = None
     has_kernel = getattr(model, "_supports_sdpa", False)  # Gemma 2's soft caps have none
-    if config.family == "seq2seq" and not has_kernel:
-        raise ConfigurationError(
-            f"transformers {transformers.__version__} computes the attention of {config.kind} without a fused kernel, "
-            "which takes up to 1.8 times the memory of the plan; install transformers 5.18 or newer"
-        )
     if config.precision == "bf16":
-        narrow(model, [stack[0] for stack in stacks(model)] if config.family in ("image", "speech") else [])
+        narrow(model, [stack[0] for stack in stacks(model)] if config.family == "image" else [])
     if not config.compiled:  # a compiler joins the operations by itself, and would compile each replaced forward anew
         fuse(model)
-    if config.family == "speech":
-        # The encoder's input is a transposed view, and every sum keeps that order: each norm would copy it.
-        speech: Any = model
-        speech.get_encoder().layers[0].register_forward_pre_hook(lambda _, given: (given[0].contiguous(), *given[1:]))
     # Looking for packed sequences, which no sample is, makes the host wait for the GPU in each forward pass.
     masks: Any = library("transformers.masking_utils")
     masks.find_packed_sequence_indices = lambda _: None
     if has_kernel and not _has_window(settings, config.seq_len) and config.kind != "mpt":
         # transformers' own sdpa, under a name without a mask function.
         transformers.AttentionInterface.register(UNMASKED, transformers.AttentionInterface()["sdpa"])
-        for part in model.modules():  # an encoder and its decoder have settings of their own
+        for part in model.modules():
             own: Any = getattr(part, "config", None)
             if own is not None:
                 own._attn_implementation = UNMASKED
@@ -103,9 +94,9 @@ def _has_window(settings: Any, seq_len: int) -> bool:
 
 
 def stacks(model: nn.Module) -> list[nn.ModuleList]:
-    """Return the lists of a transformer's layers: one, or the encoder's and the decoder's."""
+    """Return the lists of a transformer's layers."""
     found: list[nn.ModuleList] = []
-    inside: set[nn.Module] = set()  # T5's layers are made of lists
+    inside: set[nn.Module] = set()  # a layer may be made of lists
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and module not in inside:
             found.append(module)

@@ -79,7 +79,7 @@ def set_device(config: TrainerConfig) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     # Convolutions of one shape: the fastest algorithm, measured once.
-    torch.backends.cudnn.benchmark = config.family in ("cnn", "image", "speech") and not config.deterministic
+    torch.backends.cudnn.benchmark = config.family in ("cnn", "image") and not config.deterministic
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device

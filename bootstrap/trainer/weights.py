@@ -181,8 +181,7 @@ def load_weights(model: nn.Module, uri: str, *, within: nn.Module | None = None)
             elif not torch.equal(local, values.to(local)):
                 raise ConfigurationError(
                     f"{uri}: {other} differs from {aliases[name]}, and the model ties them; give an architecture with "
-                    '"tie_word_embeddings": false. transformers ties every T5: T5 1.1 and Flan-T5, which are not tied, '
-                    "need training code of your own"
+                    '"tie_word_embeddings": false'
                 )
         if unused and not adapters.adapted(model):
             logger.warning("%s: %d tensors are not the model's, among them %s", uri, len(unused), ", ".join(unused[:3]))

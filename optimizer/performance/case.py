@@ -12,7 +12,6 @@ from typing import Any, Self
 import numpy as np
 
 from bootstrap.contract.fine_tuning import EIGHT_BIT
-from bootstrap.contract.trainer import span_lengths
 from optimizer.contract.errors import InvalidInputError
 from optimizer.contract.units import GIB
 from optimizer.performance import kernels
@@ -369,8 +368,28 @@ class Case:
 def lengths(model: ModelSpec, recipe: Recipe) -> tuple[int, int]:
     """Tokens of a sample in the encoder and in the decoder."""
     if model.architecture == "seq2seq":
-        return recipe.seq_len, recipe.target_len or span_lengths(recipe.seq_len)[1]
+        return recipe.seq_len, recipe.target_len or span_targets(recipe.seq_len)
     return model.encoder_tokens, recipe.target_len or model.decoder_tokens
+
+
+def span_targets(seq_len: int) -> int:
+    """Tokens of T5's targets beside ``seq_len`` tokens of its input: 114 beside 512.
+
+    Span corruption replaces 15% of a text, in spans of three on average (arXiv:1910.10683, section 3.1.4), and takes
+    the longest text whose input fits: a sentinel stands for each span in the input, the targets are the spans behind
+    their sentinels, and both end with a token (compute_input_and_target_lengths of
+    https://github.com/huggingface/transformers, examples/flax/language-modeling/run_t5_mlm_flax.py, 2021-07).
+    """
+
+    def lengths_of(tokens: int) -> tuple[int, int]:
+        noise = max(1, round(tokens * 0.15))
+        spans = max(1, round(noise / 3))
+        return tokens - noise + spans + 1, noise + spans + 1
+
+    tokens = max(1, int(seq_len / 0.9) - 8)  # the input has some nine tenths of the text
+    while lengths_of(tokens + 1)[0] <= seq_len:
+        tokens += 1
+    return lengths_of(tokens)[1]
 
 
 def _check_module(model: ModelSpec, recipe: Recipe, checkpointing: Any) -> None:

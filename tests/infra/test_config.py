@@ -254,15 +254,6 @@ def test_nodes_that_would_end_at_once_are_refused() -> None:
         assert load({**data, **way_out}, **far).stack == "dev"
 
 
-def test_data_that_the_trainer_does_not_read_is_refused_before_nodes_start() -> None:
-    speech = {"job": {"architecture": {"model_type": "whisper"}, "seq_len": 1, "tokens": SPOT_P4D["job"]["samples"]}}
-    data = {**EXISTING_VPC, "gpufleet:data": "s3://corpus/clips"}
-    with pytest.raises(ConfigError, match=r"synthetic samples only for whisper.*pulumi config rm gpufleet:data"):
-        load(data, **speech)
-    assert load({**data, "gpufleet:trainCommand": "train.py"}, **speech).data == "s3://corpus/clips"
-    assert load(EXISTING_VPC, **speech).command == "-m bootstrap.trainer"
-
-
 def test_pulumi_yaml_has_the_keys_of_the_settings(repository: Path) -> None:
     text = (repository / "Pulumi.yaml").read_text()
     assert project_file(program="infra/", virtualenv=".venv") == text

@@ -24,8 +24,6 @@ class Dataset(torch.utils.data.Dataset[Batch], ABC):
     A decoder's batch: ``input_ids`` and ``labels``, int64 (samples, seq_len); ``labels`` is shifted already: the label
     at a position is the next token. An encoder's: the same keys, ``labels`` -100 outside the masked positions. A CNN's:
     ``images`` float32 (samples, 3, size, size) in channels_last and ``labels`` int64 (samples,); so an image encoder.
-    A seq2seq model's: ``input_ids``, and ``decoder_input_ids`` and ``labels`` int64 (samples, targets), the former one
-    position behind the latter. A speech model's: ``input_features`` float32 (samples, mel bins, frames) in their place.
     """
 
     # Worker processes are worth their start only where a sample costs milliseconds of CPU.

@@ -6,12 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from bootstrap.contract.trainer import span_lengths, spans_of
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.data import objectives
 from bootstrap.trainer.data.dataset import Dataset
 from bootstrap.trainer.data.images import ImageFolder
-from bootstrap.trainer.data.synthetic import SyntheticClips, SyntheticImages, SyntheticTokens
+from bootstrap.trainer.data.synthetic import SyntheticImages, SyntheticTokens
 from bootstrap.trainer.data.tokens import TokenFiles, read_sidecar
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.staging import stage
@@ -47,14 +46,9 @@ def open_samples(config: TrainerConfig, split: Split = "train", *, image_size: i
         return ImageFolder(
             folder, image_size=image_size, classes=classes, augment=augment, seed=seed, numbered=numbered
         )
-    vocab_size, start = shape.get("vocab_size", 0), shape.get("decoder_start_token_id", 0)
+    vocab_size = shape.get("vocab_size", 0)
     if vocab_size < 1:
         raise ConfigurationError(f"vocab_size is {vocab_size}; the architecture must say it (config.json: vocab_size)")
-    if family == "speech":
-        bins, frames = shape.get("num_mel_bins", 80), 2 * shape.get("max_source_positions", 1500)
-        return SyntheticClips(
-            bins=bins, frames=frames, target_len=config.labels, vocab_size=vocab_size, start=start, seed=seed
-        )
     files = _token_files(stage(uri), uri, split) if uri else []
     # A decoder's last label is the token after its last input.
     length, stride = config.seq_len + 1, config.seq_len
@@ -65,16 +59,6 @@ def open_samples(config: TrainerConfig, split: Split = "train", *, image_size: i
         mask = read_sidecar(files[0]).get("mask_token_id") if files else None
         mask = vocab_size - 1 if mask is None else mask
         objective = partial(objectives.mask_tokens, mask_token_id=mask, vocab_size=vocab_size, seed=seed)
-    elif family == "seq2seq" and not files:
-        length = config.seq_len + config.labels
-        objective = partial(objectives.continue_text, seq_len=config.seq_len, start=start)
-    elif family == "seq2seq":
-        length = stride = span_lengths(config.seq_len)[0]
-        if (spans := spans_of(length)[1]) > objectives.SENTINELS:
-            most = f"{spans} spans, and a tokenizer has {objectives.SENTINELS} sentinels"
-            raise ConfigurationError(f"span corruption of {length} tokens has {most}; give a smaller --seq-len")
-        end = shape.get("eos_token_id", 1)
-        objective = partial(objectives.corrupt_spans, vocab_size=vocab_size, start=start, end=end, seed=seed)
     if not files:
         return SyntheticTokens(length=length, vocab_size=vocab_size, objective=objective, seed=seed)
     return TokenFiles(files, length=length, stride=stride, vocab_size=vocab_size, objective=objective)

@@ -6,7 +6,7 @@ import torch
 
 from bootstrap.trainer.data.dataset import Batch, Dataset
 from bootstrap.trainer.data.images import normalise
-from bootstrap.trainer.data.objectives import Objective, targets
+from bootstrap.trainer.data.objectives import Objective
 
 # Larger than any run, so that no sample repeats.
 SAMPLES = 2**31
@@ -35,29 +35,6 @@ class SyntheticTokens(_Synthetic):
         """See ``Dataset.fetch``."""
         tokens = _strides(indices.to(device) + self._seed, length=self._length, alphabet=self._alphabet)
         return self._objective(tokens, indices, step)
-
-
-class SyntheticClips(_Synthetic):
-    """Log-mel spectrograms of noise, whose level tells the first token of a transcript with a constant stride."""
-
-    def __init__(self, *, bins: int, frames: int, target_len: int, vocab_size: int, start: int, seed: int) -> None:
-        self._shape = (bins, frames)
-        self._target_len = target_len
-        self._alphabet = min(ALPHABET, vocab_size)
-        self._start = start
-        self._seed = seed
-        generator = torch.Generator().manual_seed(seed)
-        self._noise = torch.rand(bins * frames + NOISES, generator=generator) - 0.5
-
-    def fetch(self, indices: torch.Tensor, *, step: int, device: torch.device) -> Batch:
-        """See ``Dataset.fetch``."""
-        self._noise = self._noise.to(device)
-        numbers = indices.to(device) + self._seed
-        tokens = _strides(numbers, length=self._target_len, alphabet=self._alphabet)
-        bins, frames = self._shape
-        noise = self._noise.unfold(0, bins * frames, 1)[numbers % NOISES].view(-1, bins, frames)
-        level = tokens[:, 0].float() / self._alphabet - 0.5
-        return {"input_features": noise + level[:, None, None], **targets(tokens, self._start)}
 
 
 class SyntheticImages(_Synthetic):

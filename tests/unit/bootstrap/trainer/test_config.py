@@ -49,15 +49,6 @@ def test_the_plan_has_the_defaults_of_the_flags() -> None:
             {"seq_len": 510, "tensor_parallel": 4, "sequence_parallel": True},
             "--seq-len is 510.* give a multiple of 4",
         ),
-        (
-            "--train-data /data",
-            {"architecture": {"model_type": "t5"}, "seq_len": 512, "target_len": 64},
-            "--target-len is 64, and span corruption of --train-data makes 114 targets beside 512",
-        ),
-        ("--train-data /data", {"architecture": {"model_type": "whisper"}}, "synthetic samples only for whisper"),
-        ("", {"architecture": {"model_type": "whisper"}, "method": "lora"}, "adapts .*, not whisper"),
-        ("", {"target_len": 64}, "--target-len is 64, and llama has no decoder with targets"),
-        ("", {"architecture": {"model_type": "whisper"}, "target_len": 449}, "expected at most 448"),
         ("", {"frozen": "1"}, "frozen embedding and the first 1 layers would train over random values"),
     ],
 )

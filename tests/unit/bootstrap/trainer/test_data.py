@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 VOCABULARY = 70_000
 
 
-KINDS = {"decoder": "llama", "encoder": "bert", "seq2seq": "t5", "speech": "whisper"}
+KINDS = {"decoder": "llama", "encoder": "bert"}
 
 
 def open_dataset(
@@ -34,12 +34,11 @@ def open_dataset(
     split: Split = "train",
     image_size: int = 224,
     seq_len: int = 1,
-    target_len: int = 0,
     seed: int = 0,
     **shape: Any,
 ) -> Dataset:
     kind = {"torchvision": "resnet18"} if family == "cnn" else {"model_type": KINDS[family]}
-    config = TrainerConfig(architecture=kind | shape, train_data=uri, seq_len=seq_len, target_len=target_len, seed=seed)
+    config = TrainerConfig(architecture=kind | shape, train_data=uri, seq_len=seq_len, seed=seed)
     return open_samples(config, split, image_size=image_size)
 
 
@@ -139,59 +138,11 @@ def test_masking_is_bert_s_and_a_function_of_step_and_sample() -> None:
     assert not torch.equal(data.batch(indices, CPU, step=8)["labels"], batch["labels"])
 
 
-def test_span_corruption_is_t5_s_and_a_function_of_step_and_sample(tmp_path: Path) -> None:
-    raw = np.arange(5 * 568, dtype="<u2") % 1000 + 10
-    raw.tofile(tmp_path / "train.bin")
-    data = open_dataset(
-        str(tmp_path), family="seq2seq", seq_len=512, vocab_size=32128, decoder_start_token_id=0, seed=3
-    )
-    assert len(data) == 5
-    indices = torch.arange(5)
-
-    batch = data.batch(indices, CPU, step=7)
-
-    assert batch["input_ids"].shape == (5, 512) and batch["labels"].shape == (5, 114)
-    assert (batch["decoder_input_ids"][:, 0] == 0).all()
-    assert torch.equal(batch["decoder_input_ids"][:, 1:], batch["labels"][:, :-1])
-    for number in range(5):
-        # The spans of the targets in the places of their sentinels are the text.
-        spans: dict[int, list[int]] = {}
-        *targets, end = batch["labels"][number].tolist()
-        for token in targets:
-            if token > 32000:
-                spans[token] = []
-            else:
-                spans[list(spans)[-1]].append(token)
-        assert end == 1 and list(spans) == list(range(32099, 32099 - 28, -1))
-        *inputs, end = batch["input_ids"][number].tolist()
-        text = [token for part in inputs for token in spans.get(part, [part])]
-        assert end == 1 and text == raw[568 * number : 568 * (number + 1)].tolist()
-    rank_1 = data.batch(indices[2:], CPU, step=7)
-    assert torch.equal(rank_1["input_ids"], batch["input_ids"][2:])
-    assert not torch.equal(data.batch(indices, CPU, step=8)["labels"], batch["labels"])
-    with pytest.raises(ConfigurationError, match=r"114 spans, and a tokenizer has 100 sentinels"):
-        open_dataset(str(tmp_path), family="seq2seq", seq_len=2048, vocab_size=32128)
-
-
 def test_synthetic_samples_can_be_learnt_and_differ_between_train_and_val() -> None:
     tokens = open_dataset("", family="decoder", seq_len=32, vocab_size=50).batch(torch.arange(100), CPU)
     strides = (tokens["labels"] - tokens["input_ids"]) % 50
     assert (strides == strides[:, :1]).all() and len(set(strides[:, 0].tolist())) > 5
     assert tokens["labels"].max().item() < 50
-
-    pairs = open_dataset("", family="seq2seq", seq_len=32, target_len=8, vocab_size=50, decoder_start_token_id=49)
-    pair = pairs.batch(torch.arange(20), CPU)
-    whole = torch.cat([pair["input_ids"], pair["labels"]], 1)
-    steps = (whole[:, 1:] - whole[:, :-1]) % 50
-    assert (steps == steps[:, :1]).all()
-    assert (pair["decoder_input_ids"][:, 0] == 49).all()
-    assert torch.equal(pair["decoder_input_ids"][:, 1:], pair["labels"][:, :-1])
-
-    clips = open_dataset("", family="speech", target_len=8, vocab_size=50, num_mel_bins=16, max_source_positions=32)
-    clip = clips.batch(torch.arange(20), CPU)
-    assert clip["input_features"].shape == (20, 16, 64)
-    levels = clip["input_features"].mean((1, 2))
-    assert torch.corrcoef(torch.stack([levels, clip["labels"][:, 0].float()]))[0, 1].item() > 0.99
 
     images = open_dataset("", family="cnn", image_size=32, num_classes=10)
     batch = images.batch(torch.arange(200), CPU)

@@ -34,7 +34,7 @@ from bootstrap.trainer.models import build
 from bootstrap.trainer.optimize import DivergedError, LossScale, gradient_norm, rate_share, scale_gradients
 from bootstrap.trainer.parallelize import parallelize
 from bootstrap.trainer.recompute import keeping
-from bootstrap.trainer.run import assemble, open_samples, run_facts, train
+from bootstrap.trainer.run import assemble, open_samples, train
 from bootstrap.training import Interrupted, SpotTolerantRun, Watcher
 from bootstrap.training.errors import ConfigurationError
 from bootstrap.training.notices import Notice
@@ -144,16 +144,6 @@ def test_a_resume_with_another_model_or_data_is_refused(tmp_path: Path, monkeypa
     np.arange(4096, dtype="<u2")[::-1].tofile(data)
     with pytest.raises(ConfigurationError, match=r"data is '.*', and was '.*use a new store"):
         start(3)
-
-
-@pytest.mark.parametrize(("kind", "seq_len", "default"), [("t5", 512, 114), ("whisper", 1, 448)])
-def test_the_default_length_of_targets_is_the_same_run(kind: str, seq_len: int, default: int) -> None:
-    common = ["--architecture", json.dumps({"model_type": kind}), "--seq-len", str(seq_len)]
-    unsaid, said, other = (
-        run_facts(parse_config([*common, "--target-len", str(length)], {}), torch.nn.Identity(), "")
-        for length in (0, default, default - 1)
-    )
-    assert unsaid == said != other
 
 
 def test_fp16_scale_halves_on_infinity_and_survives_a_resume() -> None:

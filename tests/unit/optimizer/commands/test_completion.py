@@ -32,17 +32,12 @@ def test_a_misspelt_command_names_the_near_one(gpufleet: Gpufleet, word: str, me
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("offers", "--sort", "type"), "--sort is gone: --price KIND sorts"),
-        (("stack", "set", "--image", "a"), "--image is gone: pulumi config set gpufleet:image"),
-        (("recommend", "--respect-quotas"), "--respect-quotas is gone: gpufleet preflight PLAN"),
-        (("catalog", "learn", "--from", "a"), "--from is gone: the stack's bucket is read"),
         (("offers", "--pirce", "spot"), "No such option '--pirce'"),
-        (("logs", "trace", "--rank", "3"), "logs trace is gone: torch.profiler in the training's own loop"),
         (("port-forward", "0", "6006"), "port-forward is gone: gpufleet ssh RANK --port PORT"),
         (("completion", "bash"), "completion is gone: source <(_GPUFLEET_COMPLETE=bash_source gpufleet)"),
     ],
 )
-def test_an_option_of_earlier_versions_names_the_new_way(gpufleet: Gpufleet, words: tuple[str, ...], says: str) -> None:
+def test_a_command_of_earlier_versions_names_the_new_way(gpufleet: Gpufleet, words: tuple[str, ...], says: str) -> None:
     code, out, err = gpufleet(*words)
     assert (code, out) == (2, "") and says in err
 
