@@ -67,10 +67,14 @@ class PlaceGroup(Component):
         template = self._template(image, user_data, reservation_id)
         self.name = self._group(template).name
         self.launch_template_id = template.id
+        # A component of their own had both, and `up` would add them here before it deletes them there. A group takes no
+        # second action of a time and no second policy of a metric: https://github.com/TerraConstructs/base/issues/127
+        # https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-scaling-target-tracking.html
+        before = pulumi.Alias(parent=pulumi.create_urn("scaling", "gpufleet:infra:Scaling"))
+        self._moved = pulumi.ResourceOptions(parent=self, aliases=[before])
         if place.block:
             self._drain_before(place.block.end)
-        scaling = self._settings.scaling
-        if scaling and scaling.gpu_utilization_percent is not None:
+        if (scaling := self._settings.scaling) and scaling.gpu_utilization_percent is not None:
             self._track_utilization(scaling.gpu_utilization_percent)
         self.register_outputs({"group_name": self.name})
 
@@ -153,9 +157,7 @@ class PlaceGroup(Component):
                 (self._names.terminate_hook, "TERMINATING", plan.terminate_timeout_s),
             )
         ]
-        tags: Any = [
-            {"key": key, "value": value, "propagate_at_launch": True} for key, value in sorted(self._tags.items())
-        ]
+        tags: Any = [{"key": key, "value": it, "propagate_at_launch": True} for key, it in sorted(self._tags.items())]
         mixed = self._place.purchase == "spot"
         # Not "$Latest": the group's state then says which template its next node gets.
         version = template.latest_version.apply(str)
@@ -211,7 +213,7 @@ class PlaceGroup(Component):
     def _mixed(
         self, template_id: pulumi.Output[str], version: pulumi.Output[str]
     ) -> aws.autoscaling.GroupMixedInstancesPolicyArgsDict:
-        place, is_workers = self._place, self._settings.mode == "workers"
+        is_workers = self._settings.mode == "workers"
         return {
             "instances_distribution": {
                 # A gang's nodes on demand are a group of their own.
@@ -223,15 +225,12 @@ class PlaceGroup(Component):
             "launch_template": {
                 "launch_template_specification": {"launch_template_id": template_id, "version": version},
                 # Nodes on demand take the types in this order.
-                "overrides": [{"instance_type": place.instance_type}],
+                "overrides": [{"instance_type": self._place.instance_type}],
             },
         }
 
     def _track_utilization(self, percent: float) -> None:
-        """Add nodes above ``percent``, the mean over the nodes in service, and take nodes below.
-
-        https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-scaling-target-tracking.html
-        """
+        """Add nodes above ``percent``, the mean over the nodes in service, and take nodes below."""
         aws.autoscaling.Policy(
             f"{self._prefix}-gpu-utilization",
             autoscaling_group_name=self.name,
@@ -245,7 +244,7 @@ class PlaceGroup(Component):
                     "statistic": "Average",
                 },
             },
-            opts=self._own,
+            opts=self._moved,
         )
 
     def _drain_before(self, end: datetime) -> None:
@@ -254,7 +253,7 @@ class PlaceGroup(Component):
         moment = (end - BLOCK_TAIL - timedelta(seconds=self._plan.terminate_timeout_s)).astimezone(UTC)
         # Auto Scaling takes no time in the past.
         if moment > datetime.now(UTC):
-            name = f"{self._prefix}-drain{self._suffix}"
+            name = f"{self._prefix}-block-end{self._suffix}"
             aws.autoscaling.Schedule(
                 name,
                 scheduled_action_name=name,
@@ -265,5 +264,5 @@ class PlaceGroup(Component):
                 min_size=0,
                 max_size=-1,  # The provider leaves it; its default is 0.
                 start_time=f"{moment:%Y-%m-%dT%H:%M:%SZ}",
-                opts=self._own,
+                opts=self._moved,
             )

@@ -37,10 +37,12 @@ MOST_ACTIVITIES = 5000
 Groups = Mapping[str, AutoScalingGroup]
 
 
-def gather(clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime) -> Observation:
-    """Read everything that a tick looks at; botocore's errors pass."""
+def gather(
+    clients: Clients, settings: ControllerSettings, state: ControllerState | None, now: datetime, failures: list[str]
+) -> Observation:
+    """Read everything that a tick looks at; botocore's errors pass, and the queue's are added to ``failures``."""
     # First: an instance they name is then among the machines.
-    interrupted, maintenance, receipts = receive_notices(clients, settings)
+    interrupted, maintenance, receipts = receive_notices(clients, settings, failures)
     groups = read_groups(clients, settings)
     machines = read_machines(clients, settings, groups, state, now)
     reported_at: dict[str, datetime | None] = {it.instance_id: None for it in machines if not it.forgotten}
@@ -93,14 +95,17 @@ def _parse_group(group: Any) -> AutoScalingGroup:
     )
 
 
-def receive_notices(clients: Clients, settings: ControllerSettings) -> tuple[set[str], dict[str, datetime], list[str]]:
+def receive_notices(
+    clients: Clients, settings: ControllerSettings, failures: list[str]
+) -> tuple[set[str], dict[str, datetime], list[str]]:
     """Return the account's interrupted instances, the times at which EC2 ends or restarts others, and receipts."""
     interrupted, maintenance, receipts = set[str](), dict[str, datetime](), list[str]()
     for _ in range(QUEUE_BATCHES):
         try:
             answer = clients.sqs.receive_message(QueueUrl=settings.queue_url, MaxNumberOfMessages=10, WaitTimeSeconds=0)
         except (ClientError, BotoCoreError) as error:
-            log("unreadable", reason=f"the queue keeps its notices until it answers: {error}")
+            # The queue keeps its notices, and the nodes need their tick.
+            failures.append(f"notices: {error}")
             break
         if not (messages := answer.get("Messages", [])):
             break

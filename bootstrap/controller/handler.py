@@ -92,7 +92,7 @@ class _Run:
         return state
 
     def _gather(self, before: ControllerState | None) -> Tick:
-        seen = gather(self.clients, self.settings, before, self.now)
+        seen = gather(self.clients, self.settings, before, self.now, self.failures)
         return Tick(settings=self.settings, seen=seen, now=self.now)
 
     def _decide(self, tick: Tick, before: ControllerState | None) -> tuple[Tick, Decision]:

@@ -122,15 +122,16 @@ def update_instances(tick: Tick, state: ControllerState) -> ControllerState:
     is_after_outage = now - state.updated_at > LEASE
     state = charge(tick, state)
     in_service = {key for group in seen.groups.values() for key in group.in_service}
-    leaving = {key for group in seen.groups.values() for key in group.in_state(LEAVING)}
+    leaving = {it.instance_id for group in seen.groups.values() for it in group.members if it.state == LEAVING}
     interrupted = seen.interrupted | {machine.instance_id for machine in seen.machines if machine.reclaimed}
     instances: dict[str, MeteredInstance] = {}
     passed, unfit, interruptions = False, 0, 0
     for key, old in state.instances.items():
         report, new = seen.reports.get(key), old
-        # A report of another run is old.
-        if report and report.run_id == settings.run_id:
-            new = replace(new, report=report.state, reported_at=report.modified_at)
+        if report:
+            # One of another run, or read only after the run was begun again, is old. It is not read again.
+            is_own = report.run_id == settings.run_id and report.at >= state.run_started_at
+            new = replace(new, report=report.state if is_own else None, reported_at=report.modified_at)
         new = replace(
             new,
             # A report proves the service of a node that came and went between two ticks.

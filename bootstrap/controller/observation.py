@@ -27,14 +27,10 @@ class AutoScalingGroup:
     suspended: tuple[str, ...] = ()  # processes: by Auto Scaling itself, but the ends of nodes by anyone
     zones: tuple[str, ...] = ()  # names, as this account has them
 
-    def in_state(self, state: str) -> list[str]:
-        """Ids of members in a lifecycle state."""
-        return [member.instance_id for member in self.members if member.state == state]
-
     @property
     def in_service(self) -> list[str]:
         """Ids of members in service."""
-        return self.in_state(IN_SERVICE)
+        return [member.instance_id for member in self.members if member.state == IN_SERVICE]
 
     @property
     def leaving(self) -> list[str]:

@@ -200,9 +200,7 @@ def _give_up_beside(tick: Tick, state: ControllerState) -> ControllerState:
     """Let the nodes beside end, which is no fault of theirs: the gang works on."""
     assert state.beside
     ends = {member.instance_id for group in tick.groups(state.beside.name) for member in group.members}
-    instances = {
-        key: replace(known, given_back=known.given_back or key in ends) for key, known in state.instances.items()
-    }
+    instances = {key: replace(it, given_back=it.given_back or key in ends) for key, it in state.instances.items()}
     return replace(learn(tick, state, refused, state.beside.name), beside=None, instances=instances)
 
 

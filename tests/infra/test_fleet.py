@@ -36,25 +36,28 @@ def stack(request: pytest.FixtureRequest) -> Deployed:
     return deploy(OPTIONS[request.param])
 
 
-def test_destroy_waits_for_the_last_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_destroy_waits_for_the_last_node_and_up_moves_what_scales_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group that is force-deleted stays "pending delete" until its instances are gone, trn1's after 15 minutes."""
-    waits: dict[str, str] = {}
+    waits, moved = dict[str, str](), set[str]()
     register = Recorder.RegisterResource
 
     def noted(self: Recorder, request: Any) -> Any:
         waits[request.type.rpartition(":")[2]] = request.customTimeouts.delete
+        moved.update(request.name for alias in request.aliases if alias.spec.parentUrn.endswith(":Scaling::scaling"))
         return register(self, request)
 
     monkeypatch.setattr(Recorder, "RegisterResource", noted)
-    deploy_anew()
+    deploy_anew(capacity_block())
     assert {kind for kind, longest in waits.items() if longest == "60m"} == {"Group", "SecurityGroup", "Subnet"}
+    deploy_anew(WORKERS, workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}))
+    # `up` keeps those of a running stack, beside which AWS takes no second.
+    assert moved == {"gpufleet-dev-block-end", "gpufleet-dev-gpu-utilization"}
 
 
 @pytest.mark.parametrize("option", ["spot", "on-demand", "reserved", "own-reservation"])
 def test_nothing_but_its_controller_takes_a_node_from_a_gang(option: str) -> None:
     group = deploy(OPTIONS[option]).one("Group")
-    assert group["protectFromScaleIn"] is True
-    assert "instanceRefresh" not in group
+    assert group["protectFromScaleIn"] is True and "instanceRefresh" not in group
 
 
 def test_a_block_is_drained_before_its_end_also_without_the_controller() -> None:
@@ -63,7 +66,7 @@ def test_a_block_is_drained_before_its_end_also_without_the_controller() -> None
     # The scheduled action could not take protected nodes.
     assert group["protectFromScaleIn"] is False
     assert stack.one("Schedule") == {
-        "scheduledActionName": "gpufleet-dev-drain",
+        "scheduledActionName": "gpufleet-dev-block-end",
         "autoscalingGroupName": "gpufleet-dev-nodes",
         "desiredCapacity": 0,
         # Workers keep a smallest size, below which AWS takes no wanted one.
@@ -151,14 +154,12 @@ def test_the_terminate_hook_waits_for_the_plans_checkpoint_and_the_node_knows_ho
 def test_workers_come_and_go_one_by_one() -> None:
     stack = deploy(WORKERS, workers(scaling={"minNodes": 1, "gpuUtilizationPercent": 60}))
     group = stack.one("Group")
-    assert (group["minSize"], group["maxSize"]) == (0, 2)
-    assert "desiredCapacity" not in group
+    assert (group["minSize"], group["maxSize"]) == (0, 2) and "desiredCapacity" not in group
     # Scaling could not take a protected one; a changed template starts a refresh, which passes those at work by.
     assert group["protectFromScaleIn"] is False
     assert group["instanceRefresh"]["preferences"]["scaleInProtectedInstances"] == "Ignore"
     assert group["defaultInstanceWarmup"] == 300
-    assert not stack.all("PlacementGroup")
-    assert len(group["vpcZoneIdentifiers"]) == 2
+    assert len(group["vpcZoneIdentifiers"]) == 2 and not stack.all("PlacementGroup")
 
 
 @pytest.mark.parametrize("given", [[], [WORKERS, workers()]])
@@ -173,5 +174,4 @@ def test_what_the_controller_changes_is_not_set_back(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("infra.place_group.aws.autoscaling.Group", group)
     deploy_anew(*given)
-    assert ignored
-    assert all({"desiredCapacityType", "minSize", "maxSize"} < set(left) for left in ignored)
+    assert ignored and all({"desiredCapacityType", "minSize", "maxSize"} < set(left) for left in ignored)
