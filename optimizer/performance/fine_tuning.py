@@ -1,7 +1,7 @@
 """Fine-tuning: parameters that train, and methods that have an estimate; ``kernels.py`` has the costs.
 
 Costs are counted from peft 0.21 (tuners/lora/layer.py, Linear.forward) and bitsandbytes 0.50 (nn/modules.py,
-functional.py, optim/optimizer.py), LoRA (arXiv:2106.09685) and QLoRA (arXiv:2305.14314). 31 runs on one H200 judge them
+functional.py, optim/optimizer.py), LoRA (arXiv:2106.09685) and QLoRA (arXiv:2305.14314). 25 runs on one H200 judge them
 (tests/benchmarks/results/finetuning_h200_202611.md).
 """
 
