@@ -156,10 +156,10 @@ def measurements(gang: _Gang) -> list[Measurement]:
 
 
 def bad_hosts(lost: Sequence[str], results: Sequence[report.CheckResult], names: Sequence[str]) -> list[str]:
-    """Lost hosts, else those that failed tests blame, else warnings; none where they are more than half of all."""
+    """Lost hosts, else those that failed tests blame, else warnings; more than half of all hosts are never blamed."""
     failed = [result for result in results if result.verdict == "fail"]
     warned = [result for result in results if result.verdict == "warn" and failed]
     blamed = [{name for result in missed for name in result.hosts} for missed in (failed, warned)]
-    bad = sorted(next(filter(None, (set(lost), *blamed)), ()))
-    # The fault of most hosts is not theirs.
-    return bad if 2 * len(bad) <= len(names) or not names else []
+    # The fault of most hosts is not theirs. Where rank 0's host loses the others, a failed test may have named it.
+    few = (bad for bad in (set(lost), blamed[0] or blamed[1]) if 2 * len(bad) <= len(names) or not names)
+    return sorted(next(filter(None, few), ()))

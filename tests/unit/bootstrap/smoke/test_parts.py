@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bootstrap.smoke import __main__ as cli
-from bootstrap.smoke import report
+from bootstrap.smoke import gang, report
 from bootstrap.smoke.gradients import LIMIT, _equal_on_all_ranks, largest, miscomputing, relative_error
 from bootstrap.smoke.report import CheckResult
 
@@ -45,10 +45,10 @@ def test_a_value_between_its_limits_warns() -> None:
 
 def test_most_ranks_say_whose_gradients_differ() -> None:
     hosts = ["a", "a", "b", "b"]
-    same = _equal_on_all_ranks(["5", "5", "5", "5"], hosts)
-    assert (same.verdict, same.note) == ("pass", "")
+    assert _equal_on_all_ranks(["5", "5", "5", "5"], hosts).verdict == "pass"
     odd = _equal_on_all_ranks(["5", "5", "7", "5"], hosts)
     assert (odd.value, odd.verdict, odd.hosts, odd.note[:12]) == (1, "fail", ("b",), "rank 2 of b ")
+    assert gang.bad_hosts(["a", "c", "d"], [odd], ["a", "b", "c", "d"]) == ["b"], "b loses the others"
     assert _equal_on_all_ranks(["5", "5", "7", "7"], hosts).hosts == ()
 
 
