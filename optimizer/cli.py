@@ -94,8 +94,7 @@ class LazyGroup(click.Group):
         """Import and return one command, or None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"optimizer.commands.{cmd_name.replace('-', '_')}").command
-        assert isinstance(command, click.Command)
+        command: click.Command = importlib.import_module(f"optimizer.commands.{cmd_name.replace('-', '_')}").command
         return command
 
     def resolve_command(
@@ -168,8 +167,9 @@ def main() -> None:
         sys.exit(failed.exit_code)
     except click.ClickException as failed:
         context = getattr(failed, "ctx", None)
-        usage = f"{context.command_path} --help" if context else ""
-        error = InvalidInputError(failed.format_message(), next_step=usage)
+        # click's parser gives an option without its value no context.
+        path = context.command_path if context else " ".join(["gpufleet", *COMMANDS.keys() & sys.argv[1:2]])
+        error = InvalidInputError(failed.format_message(), next_step=f"{path} --help")
     except ModuleNotFoundError as failed:
         package = (failed.name or "").partition(".")[0]
         if package not in EXTRAS:

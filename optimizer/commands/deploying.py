@@ -12,15 +12,16 @@ from typing import Any
 import click
 
 from bootstrap.contract.state import ENDED, ControllerState
+from infra.settings import StackSettings
 from optimizer.catalog.snapshot import DIRECTORY_VARIABLE
 from optimizer.commands import stack_file
 from optimizer.commands.asking import is_dry_run
 from optimizer.commands.options import stack_path
 from optimizer.commands.output import say
-from optimizer.commands.preflight import check, count_levels, write_findings
+from optimizer.commands.preflight import check, count_levels, read_settings, write_findings
 from optimizer.commands.pulumi_engine import carry_out
 from optimizer.commands.recommend import command as recommend
-from optimizer.commands.stack import put_plan
+from optimizer.commands.stack import put_plan, refuse
 from optimizer.commands.status import live
 from optimizer.commands.status.reading import Reading, read
 from optimizer.commands.wheels import pack_wheels
@@ -41,6 +42,12 @@ def run_recommend(request: str, answer: Path, *flags: str) -> str:
     with recommend.make_context("recommend", arguments, parent=click.get_current_context().find_root()) as context:
         recommend.invoke(context)
     return str(answer)
+
+
+def read_place(place: stack_file.StackFile, *, accept_stale_prices: bool) -> StackSettings:
+    """Return the settings of a stack to deploy; raise, before a question, what refuses it without an account."""
+    refuse(place.plan, place.path.parent, accept_stale_prices=accept_stale_prices)
+    return read_settings(place)
 
 
 def deploy(

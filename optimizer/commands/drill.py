@@ -14,7 +14,7 @@ from bootstrap.contract.words import counted
 from infra.naming import Names
 from optimizer.aws import clients, control, errors, training
 from optimizer.commands.asking import confirm, consent_options
-from optimizer.commands.options import Hours, one_stack_options
+from optimizer.commands.options import Hours, one_stack_options, repeat_command
 from optimizer.commands.output import say
 from optimizer.commands.progress import patience
 from optimizer.commands.stack_file import read_stack, resolve_names
@@ -56,8 +56,7 @@ def command(rank: str, stack: str | None, directory: Path, yes: bool, timeout: f
     lifecycle, step, lines = _check(names, key)
     if not yes:
         question = f"Interrupt {key} ({lifecycle}) of stack {names.stack}, which has saved step {step}?"
-        again = f"gpufleet drill {rank} --stack {names.stack}"
-        confirm(question, why="the run is interrupted", again=again, nothing_was="interrupted")
+        confirm(question, why="the run is interrupted", again=repeat_command({}), nothing_was="interrupted")
         # The run may have ended, or a real interruption begun, while a person read.
         lifecycle, _, lines = _check(names, key)
     sent_at = datetime.now(UTC)

@@ -89,23 +89,8 @@ def put_plan(
     accept_stale_prices: bool,
     new_image: bool = False,
 ) -> None:
-    """Check a plan, write it into a stack's configuration, and print what changed and what is still to set.
-
-    Raises:
-        InvalidInputError: the plan cannot be deployed, or the folder is no project.
-        DataStaleError: its spot prices are older than their limit.
-    """
-    refusals = list(plan_refusals(chosen))
-    if refusals:
-        raise InvalidInputError("this plan cannot be deployed:\n  " + "\n  ".join(refusals))
-    if not (directory / "Pulumi.yaml").is_file():
-        raise InvalidInputError(
-            f"{directory}/Pulumi.yaml is missing",
-            why="the stack's configuration belongs next to the project it configures",
-            next_step="gpufleet init lays one out; or run in its folder, or name that with --directory",
-        )
-    if not accept_stale_prices:
-        _refuse_stale_prices(chosen)
+    """Check a plan, write it into a stack's configuration, and print what changed and what is still to set."""
+    refuse(chosen, directory, accept_stale_prices=accept_stale_prices)
     path, had = options.stack_path(directory, stack), find_stack(stack, directory)
     before = write_stack_file(path, chosen)
     say(
@@ -140,10 +125,17 @@ def put_plan(
         say("once: pulumi config set gpufleet:trainCommand COMMAND; without one the nodes are paid and idle")
 
 
-def _refuse_stale_prices(plan: FleetPlan) -> None:
-    if plan.purchase.option != "spot":
-        return
-    for price in plan.prices:
+def refuse(plan: FleetPlan, directory: Path, *, accept_stale_prices: bool) -> None:
+    """Raise an error where a plan cannot be deployed, its folder is no project, or its spot prices are too old."""
+    if refusals := list(plan_refusals(plan)):
+        raise InvalidInputError("this plan cannot be deployed:\n  " + "\n  ".join(refusals))
+    if not (directory / "Pulumi.yaml").is_file():
+        raise InvalidInputError(
+            f"{directory}/Pulumi.yaml is missing",
+            why="the stack's configuration belongs next to the project it configures",
+            next_step="gpufleet init lays one out; or run in its folder, or name that with --directory",
+        )
+    for price in plan.prices if plan.purchase.option == "spot" and not accept_stale_prices else ():
         if price.node and price.node.market == "spot" and is_stale_spot(price):
             raise DataStaleError(
                 f"the plan's price {price.item} is {counted(age_days(price.as_of), 'day')} old "

@@ -93,7 +93,7 @@ def only_stack(directory: Path) -> str:
         raise InvalidInputError(
             f"{directory.resolve()} has {', '.join(names) or 'no stack'}",
             limit="one stack",
-            next_step=repeat_command({"stack": ["--stack", names[0]]})
+            next_step=repeat_command({"stack": ["--stack", "NAME"]})
             if names
             else "gpufleet stack set PLAN --stack NAME, or --directory FOLDER",
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,11 +11,10 @@ import click
 from optimizer.catalog import load
 from optimizer.commands import options, stack_file
 from optimizer.commands.asking import choose_folder, confirm, consent_options
-from optimizer.commands.deploying import deploy, follow_run, run_recommend
+from optimizer.commands.deploying import deploy, follow_run, read_place, run_recommend
 from optimizer.commands.long_help import LongCommand
 from optimizer.commands.move.regions import Walk
 from optimizer.commands.output import say
-from optimizer.commands.preflight import read_settings
 from optimizer.commands.pulumi_engine import require_pulumi
 from optimizer.commands.resume import command as resume
 from optimizer.contract.errors import InvalidInputError
@@ -89,7 +87,7 @@ def command(
             base=base, request=source, regions=given, directory=directory, config=config_given, again=again,
             accept_stale_prices=accept_stale_prices,
         )  # fmt: skip
-        file = walk.begin(lambda place: None if yes else _ask(place, again))
+        file = walk.begin(lambda place, ceiling_usd: None if yes else _ask(place, ceiling_usd, again))
         if follow:
             walk.follow(file)
         else:
@@ -99,11 +97,11 @@ def command(
     stack_file.check_name(name)
     plans = source if _is_plan(source) else run_recommend(source, choose_folder(directory) / f"plans.{name}.json")
     plan = options.read_plan_argument(plans, plan_number)
-    again = shlex.join(["gpufleet", "up", plans, "--stack", name, *(["--plan", str(plan_number)] * (plan_number > 1))])
+    again = options.repeat_command({"source": [plans], "stack": ["--stack", name]})
     place = stack_file.plan_stack(name, directory, plan, config_given)
-    read_settings(place)
+    ceiling_usd = read_place(place, accept_stale_prices=accept_stale_prices).ceiling_usd
     if not yes:
-        _ask(place, again)
+        _ask(place, ceiling_usd, again)
     deploy(plan, name, directory, again, config=config_given, accept_stale_prices=accept_stale_prices)
     _resume_stopped(name, directory)
     follow_run(name, directory, follow=follow)
@@ -119,9 +117,9 @@ def _is_plan(source: str) -> bool:
     return False
 
 
-def _ask(place: stack_file.StackFile, again: str) -> None:
+def _ask(place: stack_file.StackFile, ceiling_usd: float | None, again: str) -> None:
     plan = stack_file.follow_policy(place.plan, place.config)
-    limit = f", at most {plan.job.budget_usd:,.2f}" if plan.job.budget_usd else ""
+    limit = f", at most {ceiling_usd:,.2f}" if ceiling_usd else ""
     planned = plan.spot_policy or plan
     say(
         f"\nstack {place.stack}: {plan.fleet} in {plan.region} for {plan.job.model}, expected "

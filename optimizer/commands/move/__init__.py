@@ -34,6 +34,7 @@ from optimizer.commands.preflight import read_settings
 from optimizer.commands.progress import patience
 from optimizer.commands.pulumi_engine import require_pulumi
 from optimizer.commands.resume import let_run
+from optimizer.commands.stack import refuse
 from optimizer.commands.stack_file import (
     OWN_KEYS,
     StackFile,
@@ -118,6 +119,7 @@ def command(
     else:
         if target is None:
             place = find_place(source, region, directory, config_given, plans=plans, plan_number=plan_number)
+            refuse(place.plan, directory, accept_stale_prices=accept_stale_prices)
             say(weigh(source, place, *read_run(source)).words)
             if not yes:
                 why = "nodes end, and the copy and the new stack cost money"

@@ -19,11 +19,10 @@ import numpy as np
 
 from bootstrap.contract.state import UP, ControllerState
 from optimizer.commands.asking import choose_folder, end_dry_run
-from optimizer.commands.deploying import deploy, follow_run, run_recommend
+from optimizer.commands.deploying import deploy, follow_run, read_place, run_recommend
 from optimizer.commands.move import find_place, find_run, hand_over, read_run, stand_up, weigh
 from optimizer.commands.options import read_plan_argument
 from optimizer.commands.output import say
-from optimizer.commands.preflight import read_settings
 from optimizer.commands.resume import let_run
 from optimizer.commands.stack_file import StackFile, find_stack, plan_stack, read_asked, read_stack, resolve_names
 from optimizer.contract.errors import GpufleetError
@@ -49,8 +48,8 @@ class Walk:
     refused: dict[str, datetime] = field(default_factory=dict)  # when a region refused the nodes or its stack
     refused_since: datetime | None = None  # all nodes of the run that is followed
 
-    def begin(self, consent: Callable[[StackFile], None]) -> StackFile:
-        """Return the stack that has the run; one that does not run is deployed, after ``consent`` to its plan.
+    def begin(self, consent: Callable[[StackFile, float | None], None]) -> StackFile:
+        """Return the stack that has the run; one that does not run is deployed, after ``consent`` to plan and ceiling.
 
         A region whose account cannot carry out its plan is left out, with its reason.
         """
@@ -69,9 +68,13 @@ class Walk:
             kept = next((other for other in [file, *known] if other and other.plan.region in left), None)
             plan = kept.plan if kept else self._recommend(left)[0]
             stack = kept.stack if kept else f"{self.base}-{plan.region}"
-            place = plan_stack(stack, self.directory, plan, self.config)
-            read_settings(place)
-            consent(place)
+            try:
+                place = plan_stack(stack, self.directory, plan, self.config)
+                ceiling_usd = read_place(place, accept_stale_prices=self.accept_stale_prices).ceiling_usd
+            except GpufleetError as error:
+                self._leave_out(plan.region, error, left)
+                continue
+            consent(place, ceiling_usd)
             try:
                 # A stack that is half made when its region is left out starts no node beside the next region's.
                 deploy(
@@ -80,10 +83,7 @@ class Walk:
                 )  # fmt: skip
                 break
             except GpufleetError as error:
-                if len(left) == 1:
-                    raise
-                self._leave_out(plan.region, error)
-                left.remove(plan.region)
+                self._leave_out(plan.region, error, left)
         file = read_stack(stack, self.directory)
         let_run(resolve_names(file))
         return file
@@ -142,9 +142,11 @@ class Walk:
                 self._leave_out(place.plan.region, error)
         return None
 
-    def _leave_out(self, region: str, error: GpufleetError) -> None:
-        if isinstance(error.__cause__, KeyboardInterrupt):
+    def _leave_out(self, region: str, error: GpufleetError, left: list[str] | None = None) -> None:
+        if isinstance(error.__cause__, KeyboardInterrupt) or left == [region]:
             raise error
+        if left:
+            left.remove(region)
         self.refused[region] = datetime.now(UTC)
         say(f"note: {region} is left out: {error}", err=True)
 

@@ -32,7 +32,6 @@ def test_a_misspelt_command_names_the_near_one(gpufleet: Gpufleet, word: str, me
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("offers", "--pirce", "spot"), "No such option '--pirce'"),
         (("port-forward", "0", "6006"), "port-forward is gone: gpufleet ssh RANK --port PORT"),
         (("completion", "bash"), "completion is gone: source <(_GPUFLEET_COMPLETE=bash_source gpufleet)"),
     ],

@@ -188,9 +188,9 @@ def test_a_ceiling_that_the_rest_does_not_fit_keeps_the_run_where_it_is(regions:
         ({"gpufleet:secret": {"secure": "x"}}, [EUROPE, "--plans", "same.json"], "encrypted for its stack"),
         ({"gpufleet:data": "s3://BUCKET/tokens"}, [EUROPE, "--plans", "same.json"], f"a bucket in {EUROPE}"),
         ({}, [EUROPE, "--yes", "--plans", "other.json"], "are of one job"),
-        ({}, [EUROPE, "--yes", "--plans", "same.json", "--plan", "2"], "--plan"),
         ({}, [EUROPE, "--yes"], "then --plans PLAN"),
-        ({}, [EUROPE, "--plans", "same.json"], "--yes"),
+        ({}, [EUROPE, "--plans", "same.json"], "days old"),
+        ({}, [EUROPE, "--plans", "same.json", "--accept-stale-prices"], "--yes"),
     ],
 )
 @pytest.mark.usefixtures("pulumi")
@@ -217,7 +217,7 @@ def test_the_plan_follows_from_the_request_that_up_kept(
 ) -> None:
     work: dict[str, Any] = {"samples": 256000, "seq_len": 2048, "data_gib": 100}
     request = {"model": "llama-2-7b", "workload": work}
-    data = f"data=s3://{deployed.names.bucket}/tokens"
+    given = (f"--config=data=s3://{deployed.names.bucket}/tokens", "--config=nat=true", "--accept-stale-prices")
     (deployed.directory / f"plans.{deployed.names.stack}.json").write_text(json.dumps({"request": request}))
     asked: list[Any] = []
 
@@ -232,7 +232,7 @@ def test_the_plan_follows_from_the_request_that_up_kept(
 
     monkeypatch.setattr("optimizer.commands.move.run_recommend", recommend)
     monkeypatch.setattr(move, "stand_up", enough)
-    code, _, _ = gpufleet("move", EUROPE, *deployed.arguments, "--yes", "--config", data, "--config", "nat=true")
+    code, _, _ = gpufleet("move", EUROPE, *deployed.arguments, "--yes", *given)
     assert code != 0
     flags = ("--region", EUROPE, "--global-batch", "128")
     assert asked == [({**request, "workload": {**work, "data_region": REGION}}, *flags), EUROPE]

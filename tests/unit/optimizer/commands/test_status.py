@@ -386,7 +386,7 @@ def test_a_folder_of_several_stacks_is_a_table_with_a_row_each(
     code, out, err = gpufleet("status", *everywhere)
     assert code == 4 and "z-absent has no Auto Scaling group" in err and "Pulumi.z-broken.yaml" in out
     # A command of one stack names itself with one.
-    again = f"next: gpufleet stop {shlex.join(everywhere)} --dry-run --stack z-absent\n"
+    again = f"next: gpufleet stop {shlex.join(everywhere)} --dry-run --stack NAME\n"
     assert gpufleet("stop", *everywhere, "--dry-run")[2].endswith(again)
 
 

@@ -155,8 +155,10 @@ def test_pulumis_words_go_to_standard_error(pulumi: Pulumi, tmp_path: Path, capf
 
 
 def test_nobody_to_ask_is_a_wrong_use(pulumi: Pulumi, gpufleet: Gpufleet, deployed: DeployedStack, plan: str) -> None:
-    code, _, err = gpufleet("up", plan, *deployed.arguments)
-    assert code == 2 and "--yes" in err
+    assert gpufleet("up", plan, *deployed.arguments)[0] == 4, "old prices are refused before the question"
+    given = ("--config", "gpufleet:ceilingUsd=5", "--accept-stale-prices", "--no-follow")
+    code, out, err = gpufleet("up", plan, *deployed.arguments, *given)
+    assert code == 2 and "at most 5.00" in out and {*deployed.arguments, *given, "--yes"} <= set(err.split())
     code, _, err = gpufleet("down", *deployed.arguments)
     assert code == 2 and "--yes" in err
     assert not pulumi.ran("up") and not pulumi.ran("destroy")
