@@ -117,11 +117,6 @@ class TrainerConfig(NodePlan):
         """True where the model fixes the length of a sample: images."""
         return self.family in ("cnn", "image")
 
-    @property
-    def labels(self) -> int:
-        """Labels of a sample."""
-        return 1 if self.counts_samples else self.seq_len
-
 
 def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> TrainerConfig:
     """Read flags over the plan and the node's variables, and refuse what the trainer does not carry out.

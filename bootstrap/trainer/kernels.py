@@ -14,7 +14,7 @@ import copy
 import functools
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ def fuse(model: nn.Module) -> None:
             part.forward = functools.partial(_rms_norm, part)
 
 
-def narrow(model: nn.Module, first_layers: list[nn.Module]) -> None:
+def narrow(model: nn.Module, first_layers: Iterable[nn.Module]) -> None:
     """Keep norms and residual of ``model`` in bf16 where autocast computes in bf16.
 
     ``first_layers``: those whose input is the sum of an embedding and a parameter. For others a hook of the first layer

@@ -62,7 +62,7 @@ class Stepper:
         self._compiles_loss = config.compiled or self._can_compile_loss()
         # Labels of the global batch, if none is masked. DDP and FSDP2 take the mean of the ranks that divide samples
         # and sequences; a gradient must be the sum.
-        self._labels = config.global_batch * config.labels
+        self._labels = config.global_batch * config.seq_len
         self._summing = data_size(mesh) * mesh["cp"].size()
         self._tensor_ranks = mesh["tp"].size()
         self._first_label = first_token(mesh["tp"], config.architecture.get("vocab_size", 0))

@@ -51,7 +51,7 @@ def build(config: TrainerConfig) -> nn.Module:
     tokens.padding_idx = None
     has_kernel = getattr(model, "_supports_sdpa", False)  # Gemma 2's soft caps have none
     if config.precision == "bf16":
-        narrow(model, [stack[0] for stack in stacks(model)] if config.family == "image" else [])
+        narrow(model, blocks(model)[:1] if config.family == "image" else ())
     if not config.compiled:  # a compiler joins the operations by itself, and would compile each replaced forward anew
         fuse(model)
     # Looking for packed sequences, which no sample is, makes the host wait for the GPU in each forward pass.
@@ -93,20 +93,9 @@ def _has_window(settings: Any, seq_len: int) -> bool:
     return sliding and bool(getattr(settings, "sliding_window", None)) and settings.sliding_window < seq_len
 
 
-def stacks(model: nn.Module) -> list[nn.ModuleList]:
-    """Return the lists of a transformer's layers."""
-    found: list[nn.ModuleList] = []
-    inside: set[nn.Module] = set()  # a layer may be made of lists
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and module not in inside:
-            found.append(module)
-            inside.update(module.modules())
-    return found
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """Return a transformer's layers in the order of a forward pass."""
-    return [layer for stack in stacks(model) for layer in stack]
+def blocks(model: nn.Module) -> nn.ModuleList:
+    """Return a transformer's layers, which are its outermost list."""
+    return next((module for module in model.modules() if isinstance(module, nn.ModuleList)), nn.ModuleList())
 
 
 def materialise(model: nn.Module, module: nn.Module, *, device: torch.device, seed: int) -> None:

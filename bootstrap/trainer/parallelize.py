@@ -19,7 +19,7 @@ from bootstrap.trainer.adapters import quantize
 from bootstrap.trainer.config import TrainerConfig
 from bootstrap.trainer.context_parallel import split_context
 from bootstrap.trainer.mesh import SHARDED
-from bootstrap.trainer.models import blocks, materialise, stacks
+from bootstrap.trainer.models import blocks, materialise
 from bootstrap.trainer.recompute import keeping
 from bootstrap.trainer.tensor_parallel import split_ends, split_layer
 from bootstrap.trainer.weights import load_weights
@@ -87,9 +87,8 @@ def _prepare_transformer(
         # leaves a checkpointed layer with such a side effect uncompiled. The recomputation does not need the effect.
         dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     in_shards = shards(config, mesh) and config.sharding != "ddp"
-    places = [(stack, number) for stack in stacks(model) for number in range(len(stack))]
-    for layers, number in places:
-        layer = layers[number]
+    layers = blocks(model)
+    for number, layer in enumerate(layers):
         materialise(model, layer, device=device, seed=config.seed)
         if config.tuning.four_bit:  # before the next layer is made: the 16-bit base need not fit
             if weights:
@@ -101,11 +100,11 @@ def _prepare_transformer(
         if config.compiled:
             layers[number].compile()
         if in_shards:  # before the next layer is made: the whole model need not fit
-            _fully_shard(layers[number], config, mesh, last=(layers, number) == places[-1])
+            _fully_shard(layers[number], config, mesh, last=number == len(layers) - 1)
     materialise(model, model, device=device, seed=config.seed)
     if config.tensor_parallel > 1:
         split_ends(model, mesh["tp"], sequence_parallel=config.sequence_parallel)
-    return blocks(model)
+    return list(layers)
 
 
 def _checkpointed(layer: nn.Module, config: TrainerConfig, settings: Any) -> nn.Module:

@@ -116,7 +116,7 @@ def run_facts(config: TrainerConfig, model: nn.Module, weights: str) -> dict[str
     """Facts that a resume must have again, and that no tensor's shape tells; ``weights``: as staged."""
     settings: Any = getattr(model, "config", None)
     architecture = config.architecture if settings is None else json.loads(settings.to_json_string(use_diff=False))
-    facts: dict[str, Any] = {"seq_len": config.seq_len, "target_len": config.labels, "method": config.method}
+    facts: dict[str, Any] = {"seq_len": config.seq_len, "target_len": config.seq_len, "method": config.method}
     # A resume may leave weights out where the checkpoint has all of them.
     if weights or not config.tuning.trains_all:
         facts["weights"] = weights_digest(weights) if weights else ""
