@@ -151,7 +151,8 @@ def _starters(command: Sequence[str]) -> Iterator[str]:
         name, after = PurePath(word).name, words[at + 1 :]
         has_module |= bool(re.fullmatch(READS_MODULE, last)) and not word.isdigit()  # numactl -m 0
         is_value = bool(TAKES_VALUE.fullmatch(last)) and (has_module or name in PACKAGES or "launcher" in last)
-        is_value |= name in PACKAGES and bool(NO_SCRIPT.search("".join(after[:1])))
+        scripts = [word for word in after if SCRIPT.fullmatch(word) or re.match(ENDS_OPTIONS, word)]
+        is_value |= name in PACKAGES and (not scripts or bool(NO_SCRIPT.search(after[0])))
         if last == "--" or (any(map(PROGRAM.match, after)) and not is_value):
             yield from STARTERS & {name, " ".join((name, *after[:1]))}
 

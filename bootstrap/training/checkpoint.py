@@ -240,13 +240,12 @@ class StoredCheckpoints(CommittedFolders[Manifest]):
             self.store.read_into(f"{checkpoint.prefix}/{name}", chunks[0].at, into)
         except FileNotFoundError as error:
             raise InvalidCheckpoint(f"{name} is missing") from error
-        at = 0
         for chunk in chunks:
+            at = chunk.at - chunks[0].at
             if not matches(into[at : at + chunk.bytes], chunk.checksum):
                 raise InvalidCheckpoint(
                     f"{name} has another checksum at bytes {chunk.at} to {chunk.at + chunk.bytes} than its manifest"
                 )
-            at += chunk.bytes
 
     def is_valid(self, checkpoint: Committed[Manifest]) -> bool:
         """See ``CommittedFolders``; reads every byte."""

@@ -147,11 +147,11 @@ class OptimizerStates:
     def _states_after_a_step(self, group: dict[str, Any], parameter: nn.Parameter) -> Any:
         stand_in = nn.Parameter(torch.zeros_like(parameter))
         stand_in.grad = torch.zeros_like(parameter)
-        twin = object.__new__(type(self._inner))  # copy.copy leaves a subclass's own attributes out
+        # copy.copy leaves a subclass's own attributes out. The twin frees nothing that it shares (DeepSpeedCPUAdam's).
+        twin: Any = object.__new__(type("Twin", (type(self._inner),), {"__del__": lambda _: None}))
         for name, value in vars(self._inner).items():  # what a step may change in place is copied
-            is_container = isinstance(value, list | dict | set)
-            own = value.clone() if isinstance(value, torch.Tensor) else copy.copy(value) if is_container else value
-            vars(twin)[name] = own
+            own = copy.copy(value) if isinstance(value, list | dict | set) else value
+            vars(twin)[name] = value.clone() if isinstance(value, torch.Tensor) else own
         twin.state = defaultdict(dict)
         # Copied: an optimizer may count its steps in a tensor of the group.
         settings = copy.deepcopy({name: value for name, value in group.items() if name != "params"})
@@ -207,8 +207,7 @@ class OptimizerStates:
         for group, loaded in zip(self._optimizer.param_groups, groups, strict=True):
             for name, value in loaded.items():
                 if name != "params":
-                    held = group.get(name)
-                    if isinstance(held, torch.Tensor) and isinstance(value, torch.Tensor):
+                    if isinstance(held := group.get(name), torch.Tensor) and isinstance(value, torch.Tensor):
                         value = value.to(held.device)
                     group[name] = value
         destinations: dict[str, torch.Tensor] = {}

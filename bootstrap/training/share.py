@@ -81,7 +81,7 @@ class Share:
         geometries, changed = {}, {}
         for key, tensor in tensors.items():
             known, form = self._geometries.get(key), (tensor.shape, tensor.dtype, parts[key].shape)
-            if known is not None and form == (known.shape, known.dtype, known.sizes):
+            if known and parts[key].layout is torch.strided and form == (known.shape, known.dtype, known.sizes):
                 geometries[key] = known
             else:
                 changed[key] = tensor

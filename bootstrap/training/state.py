@@ -150,10 +150,9 @@ class TrainingState:
 
     def norms(self) -> dict[str, float]:
         """Norm of each parameter of which every rank has the whole, which is the same on all."""
-        trained = {n: p.detach() for n, p in self.saved_parameters().items() if p.requires_grad and p.numel()}
-        plain = {n: p for n, p in trained.items() if p.is_floating_point() and not isinstance(p, DTensor)}
-        norms = torch._foreach_norm(list(plain.values()), dtype=torch.float64) if plain else []
-        return dict(zip(plain, map(float, norms), strict=True))
+        trained = [(n, p.detach()) for n, p in self.saved_parameters().items() if p.requires_grad and p.itemsize > 1]
+        plain = {n: p for n, p in trained if type(p) is torch.Tensor and p.is_floating_point()}
+        return {name: float(torch.linalg.vector_norm(p, dtype=torch.float64)) for name, p in plain.items()}
 
     def snapshot(self) -> StateSnapshot:
         """Tensors and values to save."""

@@ -737,6 +737,13 @@ def test_values_that_no_resume_could_read_are_refused_before_the_first_step(tmp_
     model = nn.Linear(2, 2)
     with pytest.raises(ConfigurationError, match=r"optimizer\.state\.weight\.recent .*deque"):
         small_run(model, Remembering(model.parameters()), tmp_path).__enter__()
+    table = nn.Embedding(900, 9, sparse=True)
+    sgd = torch.optim.SGD(table.parameters(), momentum=0.9)
+    run = small_run(table, sgd, tmp_path / "sparse", checkpoint_every=1)
+    with pytest.raises(ConfigurationError, match=r"weight\.momentum_buffer is a sparse"), run:
+        for _ in run.steps(2):
+            table(torch.tensor([1])).sum().backward()
+            sgd.step()
     with pytest.raises(ConfigurationError, match=r"extra\.seen \(Random\) has no state_dict and load_state_dict"):
         Training(str(tmp_path), extra={"seen": random.Random()})  # noqa: S311
 
@@ -1066,6 +1073,13 @@ def test_a_model_over_several_gpus_of_one_process_is_refused() -> None:
         model = nn.Sequential(nn.Linear(2, 2, device="cuda:0"), nn.Linear(2, 2, device="cuda:1"))
         with pytest.raises(ConfigurationError, match="parameters are on cuda:0, cuda:1"):
             TrainingState(model, torch.optim.SGD(model.parameters()), {})
+
+
+def test_parameters_without_a_norm_are_not_compared() -> None:
+    model = nn.Linear(2, 2)
+    model.register_parameter("eight", nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn)))
+    model.register_parameter("own", nn.Parameter(cast(Any, TwoTensor)(torch.ones(2), torch.ones(2))))
+    assert TrainingState(model, torch.optim.SGD(model.parameters()), {}).norms().keys() == {"weight", "bias"}
 
 
 def test_flat_parameters_are_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,9 +57,13 @@ class Shrinking(torch.optim.SGD):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.share = 0.9
+        self.share, self.native = 0.9, SimpleNamespace(is_open=True)
+
+    def __del__(self) -> None:
+        self.native.is_open = False  # as DeepSpeedCPUAdam
 
     def step(self, closure: Any = None) -> Any:
+        assert self.native.is_open
         for group in self.param_groups:
             group["lr"] *= 0.5
             for parameter in group["params"]:

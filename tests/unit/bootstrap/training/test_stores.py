@@ -73,14 +73,6 @@ def test_absent_name(store: Store) -> None:
     store.delete("step-1/none")
 
 
-def test_lists_by_prefix_and_deletes(store: Store) -> None:
-    for name in ("step-2/b", "step-1/a", "ledger/x"):
-        store.write(name, [b"x"])
-    assert store.names("step-") == ["step-1/a", "step-2/b"]
-    store.delete("step-1/a")
-    assert store.names("step-") == ["step-2/b"]
-
-
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.pwrite
 
