@@ -343,7 +343,9 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "mistral", "llama --method lora --weights random"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen3", "gpt2", "mistral", "llama --method lora --lora-rank 4 --weights random"]
+)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_checkpointing_changes_no_bit_of_the_gradients_and_keeps_less(kind: str, precision: str) -> None:
     """Norms of heads, GPT-2's own projections, a window, whose mask attention sees, and adapters beside projections."""
@@ -365,7 +367,7 @@ def test_checkpointing_changes_no_bit_of_the_gradients_and_keeps_less(kind: str,
             [grad.flatten() for p in parts.model.parameters() if (grad := p.grad) is not None]
         )
     assert torch.equal(grads["selective"], grads["none"]) and torch.equal(grads["full"], grads["none"])
-    assert held["full"] < held["selective"] < 0.7 * held["none"]
+    assert held["full"] < held["selective"] < (0.8 if method else 0.7) * held["none"]
 
 
 def test_an_output_that_is_kept_and_changed_in_place_is_an_error() -> None:
