@@ -15,6 +15,7 @@ from infra.settings import ConfigError
 from optimizer.aws import errors, images
 from optimizer.catalog.ttl import age_days, is_stale_spot, spot_limit_days
 from optimizer.commands import options
+from optimizer.commands.asking import is_dry_run
 from optimizer.commands.drill import command as drill
 from optimizer.commands.output import say
 from optimizer.commands.policy import command as policy
@@ -129,7 +130,8 @@ def refuse(plan: FleetPlan, directory: Path, *, accept_stale_prices: bool) -> No
     """Raise an error where a plan cannot be deployed, its folder is no project, or its spot prices are too old."""
     if refusals := list(plan_refusals(plan)):
         raise InvalidInputError("this plan cannot be deployed:\n  " + "\n  ".join(refusals))
-    if not (directory / "Pulumi.yaml").is_file():
+    # A dry run comes before `gpufleet init`, too.
+    if not (directory / "Pulumi.yaml").is_file() and not (is_dry_run() and directory.is_dir()):
         raise InvalidInputError(
             f"{directory}/Pulumi.yaml is missing",
             why="the stack's configuration belongs next to the project it configures",
