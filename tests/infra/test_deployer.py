@@ -147,7 +147,7 @@ def test_no_form_of_a_look_up_is_overlooked(text: str) -> None:
         # The engine stories move nothing, and the emulator ends each refresh at once.
         ("s3:AbortMultipartUpload", f"{NAMES.bucket_arn}/checkpoints/step-1"),
         ("autoscaling:CancelInstanceRefresh", NAMES.group_arns[0]),
-        # As the newer provider asks.
+        # The newer provider asks so.
         *((f"s3:{verb}", NAMES.bucket_arn) for verb in ("ListTagsForResource", "TagResource", "UntagResource")),
     ],
 )

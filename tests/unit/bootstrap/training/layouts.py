@@ -336,7 +336,7 @@ def refused(folder: Path, layout: str) -> list[str]:
 
 
 def apart(folder: Path, layout: str) -> list[str]:
-    """What a run says that no checkpoint could hold: parameters of ranks that differ, the state of DDP's hook."""
+    """Warnings of a run for what no checkpoint holds: ranks with other parameters, the state of DDP's hook."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
