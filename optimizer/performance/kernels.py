@@ -151,7 +151,7 @@ FROZEN_FP8_PRODUCT = 1.1
 ADAPTER_KERNELS = (4.0, 6.0)
 FOUR_BIT_KERNELS = 3.0
 # Host time of these kernels over a layer's own, with peft's Python between them: a layer of Llama 1B takes the host 2.1
-# times as long with seven adapters, 1.8 with four (H200, finetuning_h200_202611.md).
+# times as long with seven adapters, 1.8 with four (H200, steps less their update, finetuning_h200_202611.md).
 ADAPTER_HOST = 2.0
 # Share of the memory bandwidth at which 4-bit weights are widened. Assumed; seven runs of QLoRA on H200 are met within
 # 8% (finetuning_h200_202611.md).

@@ -214,7 +214,7 @@ def activation_bytes(x: Case) -> Activations:
     kept_full = x.residual * model.hidden_size / x.split
     matrices = (element * model.hidden_size + x.dispatched) / x.split
     matrices = matrices + element * (x.query + 2.0 * x.kv + up) / x.tensor
-    if x.recipe.tuning.adapts and x.recipe.framework != TRAINER:  # whose adapters' products run again (recompute.py)
+    if x.recipe.tuning.adapts and x.recipe.framework != TRAINER:  # the trainer computes these again (recompute.py)
         matrices = matrices + element * adapted_sides(model, x.recipe.tuning)[1] / x.tensor
     kept_selective = kept_full + element * x.query / x.tensor + (1.0 - x.code.selective_recompute) * matrices
     per_token = np.where(
